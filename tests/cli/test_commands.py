@@ -13,7 +13,7 @@ import diptych
 from commands import run
 from diptych import AWCCA, HKSE, Retriever
 from diptych.cli import Commands, Encode
-from diptych.cli._output import report_errors
+from diptych.cli._run import report_errors
 from diptych.data import PairedDataset, PairedViews
 
 COMMANDS = dict(Commands.table)

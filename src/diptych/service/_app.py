@@ -21,14 +21,14 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
-from starlette.staticfiles import StaticFiles
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diptych._checks import InputError, Task
 from diptych._persistence import library_version
 from diptych.retrieval import Retriever
 from diptych.service import _schemas as schemas
-from diptych.service._files import ANY_TYPE, IMAGE_SIDE, MEDIA_TYPES, THUMBNAIL_SIDE, send_file
+from diptych.service._files import ANY_TYPE, IMAGE_SIDE, MEDIA_TYPES, THUMBNAIL_SIDE, is_known, send_file
 from diptych.service._limits import Limits, ProblemDetails, answer_problem, problem_responses, unknown_item
 from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._security import COOKIE, SESSION_SECONDS, Gate, check_token, client_address
@@ -65,14 +65,13 @@ _PROBLEMS = problem_responses(400, 401, 403, 404, 408, 413, 415, 421, 422, 429, 
 _IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The image.", "content": {"image/webp": {"schema": {"type": "string"}}}},
     304: {"description": "It has not changed."},
-    **problem_responses(401, 404, 421, 429, 503),
 }
 _FILE = {"content": {kind: {"schema": {"type": "string"}} for kind in (*MEDIA_TYPES.values(), ANY_TYPE)}}
 _FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: _FILE | {"description": "The file."},
     206: _FILE | {"description": "A part of it."},
     304: {"description": "It has not changed."},
-    **problem_responses(401, 404, 416, 421, 429, 503),
+    **problem_responses(416),
 }
 
 
@@ -244,7 +243,7 @@ class JsonResponse(Response):
 
 
 def search_routes(service: Service) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["search"])
+    router = APIRouter(prefix="/v1", tags=["search"], responses=_PROBLEMS)
 
     async def answer(task: Task, body: schemas.TaskQuery, request: Request) -> JsonResponse:
         request.state.queries = body.names
@@ -271,14 +270,13 @@ def search_routes(service: Service) -> APIRouter:
 
 
 def item_routes(service: Service) -> APIRouter:
-    router = APIRouter(prefix="/v1/items", tags=["items"])
+    router = APIRouter(prefix="/v1/items", tags=["items"], responses=_PROBLEMS)
 
     async def send_image(item_id: str, request: Request, side: int) -> Response:
         image = await service.stored_image(item_id, side)
         headers = {"ETag": f'"{image.etag}"', "Cache-Control": "private, max-age=300"}
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            return Response(status_code=304, headers=headers)
-        return Response(image.content, media_type="image/webp", headers=headers)
+        response = Response(image.content, media_type="image/webp", headers=headers)
+        return NotModifiedResponse(response.headers) if is_known(request, response) else response
 
     @router.get("/{item_id:path}/image", responses=_IMAGE_RESPONSES, response_class=Response)
     async def image(item_id: schemas.ItemPath, request: Request) -> Response:
@@ -296,9 +294,7 @@ def item_routes(service: Service) -> APIRouter:
         """Return the audio or video file of an item as it is, or a part of it (``Range``)."""
         return send_file(request, await service.stored_file(item_id))
 
-    @router.get(
-        "/{item_id:path}", response_model=schemas.ItemOut, responses=problem_responses(401, 404, 421, 429)
-    )
+    @router.get("/{item_id:path}", response_model=schemas.ItemOut)
     async def item(item_id: schemas.ItemPath) -> JsonResponse:
         """Return an item."""
         model = service.model
@@ -306,7 +302,12 @@ def item_routes(service: Service) -> APIRouter:
             raise unknown_item(item_id)
         return JsonResponse(await service.look_up(model.describe_item, item))
 
-    @router.post("", status_code=201, **_takes(schemas.AddRequest, schemas.AddResponse, 409, 507))
+    @router.post(
+        "",
+        status_code=201,
+        responses=problem_responses(409, 507),
+        **_takes(schemas.AddRequest, schemas.AddResponse),
+    )
     async def add(request: Request) -> JsonResponse:
         """Add an image with its captions as a form, captions alone, or features; needs ``--writable``.
 
@@ -318,11 +319,7 @@ def item_routes(service: Service) -> APIRouter:
         location = quote(ids["image"] or ids["captions"][0], safe="")
         return JsonResponse(ids, 201, {"Location": f"/v1/items/{location}"})
 
-    @router.delete(
-        "/{item_id:path}",
-        response_model=schemas.RemoveResponse,
-        responses=_PROBLEMS | problem_responses(507),
-    )
+    @router.delete("/{item_id:path}", response_model=schemas.RemoveResponse, responses=problem_responses(507))
     async def remove(item_id: schemas.ItemPath) -> JsonResponse:
         """Remove an item, an image together with its captions; needs ``--writable``."""
         return JsonResponse({"removed": await service.remove(item_id)})
@@ -331,9 +328,9 @@ def item_routes(service: Service) -> APIRouter:
 
 
 def about_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["about"])
+    router = APIRouter(tags=["about"], responses=_PROBLEMS)
 
-    @router.get("/v1/model", response_model=schemas.ModelOut, responses=problem_responses(401, 421, 429))
+    @router.get("/v1/model", response_model=schemas.ModelOut)
     async def model() -> JsonResponse:
         """Describe the model: its encoders, recalls, regularisation path and canonical spectrum."""
         description = await service.batcher.run(service.model.describe)
@@ -342,7 +339,7 @@ def about_routes(service: Service) -> APIRouter:
         writable = service.holder.writer is not None
         return JsonResponse(description | {"limits": limits, "writable": writable})
 
-    @router.get("/healthz", response_model=schemas.Health, responses=problem_responses(421))
+    @router.get("/healthz", response_model=schemas.Health)
     async def healthz() -> JsonResponse:
         """Tell that the server answers, and the version of its model."""
         return JsonResponse({"status": "ok", "version": service.model.version})
@@ -351,8 +348,7 @@ def about_routes(service: Service) -> APIRouter:
         "/metrics",
         response_class=Response,
         responses={
-            200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-            **problem_responses(401, 421, 429),
+            200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
         },
     )
     async def metrics() -> Response:
@@ -382,9 +378,7 @@ def about_routes(service: Service) -> APIRouter:
     return router
 
 
-def _takes(
-    body: type[schemas.RequestBody], response: type[BaseModel] | None, *statuses: int
-) -> dict[str, Any]:
+def _takes(body: type[schemas.RequestBody], response: type[BaseModel] | None) -> dict[str, Any]:
     """Return what FastAPI has to know of a route that parses its body itself, for the description."""
     kinds = {"application/json": body.__name__}
     if body.form_fields:
@@ -392,7 +386,6 @@ def _takes(
     content = {kind: {"schema": {"$ref": _REFERENCE.format(model=name)}} for kind, name in kinds.items()}
     return {
         "response_model": response,
-        "responses": _PROBLEMS | problem_responses(*statuses),
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
     }
 

@@ -30,6 +30,7 @@ import numpy as np
 from PIL import Image
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.staticfiles import NotModifiedResponse
 
 from diptych.encoders import UnreadableImage
 from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
@@ -260,10 +261,10 @@ def media_of(path: str | None, *, default: Media) -> Media | None:
     """Return how to show a file, by its suffix; ``default`` for one with an unknown suffix."""
     if path is None:
         return None
-    own = suffix(path)
-    if own in MEDIA_TYPES:
-        return "audio" if MEDIA_TYPES[own].startswith("audio/") else "video"
-    return "image" if own in IMAGE_SUFFIXES else default
+    ending = suffix(path)
+    if ending in MEDIA_TYPES:
+        return "audio" if MEDIA_TYPES[ending].startswith("audio/") else "video"
+    return "image" if ending in IMAGE_SUFFIXES else default
 
 
 def check_file(path: str, max_bytes: int, *, any_type: bool) -> SentFile:
@@ -292,6 +293,11 @@ def check_file(path: str, max_bytes: int, *, any_type: bool) -> SentFile:
     return SentFile(path, status, media_type)
 
 
+def is_known(request: Request, response: Response) -> bool:
+    """Return whether the browser has the content of a response already."""
+    return request.headers.get("if-none-match") == response.headers["etag"]
+
+
 def send_file(request: Request, file: SentFile) -> Response:
     """Return the response with a file, or the part of it that the request asks for."""
     attached = "attachment" if file.media_type == ANY_TYPE else "inline"
@@ -303,9 +309,8 @@ def send_file(request: Request, file: SentFile) -> Response:
         content_disposition_type=attached,
         headers={"Cache-Control": "private, max-age=300"},
     )
-    if request.headers.get("if-none-match") == response.headers["etag"]:
-        kept = {key: response.headers[key] for key in ("etag", "cache-control")}
-        return Response(status_code=304, headers=kept)
+    if is_known(request, response):
+        return NotModifiedResponse(response.headers)
     if not _has_range(request, file.status.st_size):
         # Starlette answers malformed ranges with 400; RFC 9110 says to ignore what is not understood.
         headers = request.scope["headers"]
@@ -329,10 +334,10 @@ def encode_first_view(encoders: Encoders, inputs: list[str]) -> np.ndarray[Any, 
 
 
 @contextlib.contextmanager
-def temporary_file(content: bytes, own_suffix: str) -> Iterator[str]:
+def temporary_file(content: bytes, ending: str) -> Iterator[str]:
     """Write an upload to a temporary file; yield its path."""
     with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
-        path = os.path.join(folder, f"upload{own_suffix}")
+        path = os.path.join(folder, f"upload{ending}")
         with open(path, "wb") as file:
             file.write(content)
         yield path

@@ -176,7 +176,8 @@ class Service:
 
     async def _read_options(self, model: LoadedModel, view: View, body: schemas.PagedQuery) -> dict[str, Any]:
         """Return the options of a search in the library's terms; ``view`` is that of the query."""
-        options = body.model_dump(include={"k", "offset", "where", "weighting", "min_probability"})
+        names = ("k", "offset", "where", "weighting", "min_probability")
+        options = {name: value for name in names if (value := getattr(body, name, None)) is not None}
         for name, parts in (("plus", body.plus), ("minus", body.minus)):
             options[name] = [(await self._read_part(model, view, part), part.weight) for part in parts]
         return options
