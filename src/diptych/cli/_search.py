@@ -28,6 +28,7 @@ from diptych.cli._run import (
 if TYPE_CHECKING:
     from diptych.retrieval import Hit, Hits
     from diptych.retrieval._encoders import Encoders
+    from diptych.retrieval._items import View
 
 MAX_NAMED_WORDS = 10
 _WEIGHT = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
@@ -147,9 +148,9 @@ def similar(
     retriever = encoders.load(model)
     is_image = image or _is_file(query, retriever.encoders)
     if not options.is_composed:
-        views = retriever.views
-        unused, what = ("text", with_article(views.image)) if is_image else ("image", f"a {views.text}")
-        encoders.refuse(unused, f"on {what}")
+        query_view: View = "image" if is_image else "text"
+        what = with_article(retriever.views.of(query_view))
+        encoders.refuse("text" if is_image else "image", f"on {what}")
     image_or_text: dict[str, Any] = {"image" if is_image else "text": query}
     _show_hits([query], [retriever.similar(**image_or_text, k=k, **options.parse())], options, run)
 

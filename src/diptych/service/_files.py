@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -141,14 +142,14 @@ class Decoder:
             if self._closed:
                 raise busy("it is shutting down")
             limits = (str(self._limits.pixels), str(self._limits.upload_bytes + _MAX_RESULT_BYTES))
-            self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-m", "diptych.service._decoder", *limits],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=_environment(),
-                # Ctrl+C is meant for the server, which ends this process itself.
-                start_new_session=True,
-            )
+            with _block_interrupts():
+                self._process = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-m", "diptych.service._decoder", *limits],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=_environment(),
+                    start_new_session=True,
+                )
             assert self._process.stdout is not None
             # The time to start does not count against the image.
             timer = threading.Timer(_START_SECONDS, self._process.kill)
@@ -232,6 +233,19 @@ class Images:
 def _kill_late(process: subprocess.Popen[bytes], late: threading.Event) -> None:
     late.set()
     process.kill()
+
+
+@contextlib.contextmanager
+def _block_interrupts() -> Iterator[None]:
+    """Block Ctrl+C in this thread, and for good in a process that it starts: it is meant for the server."""
+    if sys.platform == "win32":
+        yield
+        return
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _environment() -> dict[str, str]:
