@@ -109,7 +109,9 @@ def test_the_package_itself_loads_nothing():
 def test_every_command_has_a_summary_an_example_and_the_common_flags():
     for command, (_, summary) in COMMANDS.items():
         assert find_function(command).__doc__.splitlines()[0] == summary
-        shown = " ".join(run(*command.split(), "--help").stdout.split())
+        help_text = run(*command.split(), "--help").stdout
+        assert run(*command.split(), "-h").stdout == help_text
+        shown = " ".join(help_text.split())
         assert f"Example: diptych {command}" in shown
         for flag in ("--json", "--quiet", "--threads"):
             assert (flag in shown) or command in ("serve", "encoders"), command

@@ -35,12 +35,12 @@ def scenes_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def folder(scenes_folder):
-    """The saved model; tests that change it use ``own_folder``."""
+    """The saved model; tests that change it use ``copied_folder``."""
     return scenes_folder / "model"
 
 
 @pytest.fixture
-def own_folder(folder, tmp_path):
+def copied_folder(folder, tmp_path):
     """A copy of the model that may be changed."""
     return shutil.copytree(folder, tmp_path / "model")
 

@@ -81,7 +81,8 @@ def test_unfinished_requests_do_not_block_others(live_guarded, easy):
     clients = [threading.Thread(target=ask, args=(reuse,)) for reuse in (True, True, False)]
     for thread in clients:
         thread.start()
-    slow = []
+    wait_until(lambda: len(seconds) >= 12)
+    alone, slow = max(seconds), []
     try:
         for number in range(1400):
             slow.append(send(live_guarded, body_of(100) if number % 14 < 3 else HALF))
@@ -100,7 +101,7 @@ def test_unfinished_requests_do_not_block_others(live_guarded, easy):
             connection.close()
     assert wrong == []
     assert len(seconds) > 30
-    assert max(seconds) < 5
+    assert max(seconds) < 5 + 5 * alone  # a busy machine is slow without them too
     assert closed >= 1400 - Limits().connections
 
 

@@ -81,9 +81,9 @@ def test_malicious_uploads_are_refused(client):
         assert problem(answer) == (422, "unreadable-image"), name
 
 
-def test_an_image_that_is_also_html_is_sent_as_an_image(make_client, own_folder):
+def test_an_image_that_is_also_html_is_sent_as_an_image(make_client, copied_folder):
     both = jpeg() + b"<script>alert(document.domain)</script>"
-    client = make_client(own_folder, writable=True)
+    client = make_client(copied_folder, writable=True)
     added = client.post("/v1/items", files={"image": ("a.html", both, "text/html")}, data={"id": "both"})
     assert added.status_code == 201
     for size in ("image", "thumbnail"):
@@ -93,11 +93,11 @@ def test_an_image_that_is_also_html_is_sent_as_an_image(make_client, own_folder)
         assert b"script" not in image.content
 
 
-def test_the_name_of_an_upload_is_not_used_as_a_path(make_client, own_folder):
-    client = make_client(own_folder, writable=True)
+def test_the_name_of_an_upload_is_not_used_as_a_path(make_client, copied_folder):
+    client = make_client(copied_folder, writable=True)
     name = "../../../../tmp/evil.png"
     client.post("/v1/items", files={"image": (name, jpeg(), "image/jpeg")}, data={"id": "named"})
-    uploads = [path.name for path in (own_folder / "uploads").iterdir()]
+    uploads = [path.name for path in (copied_folder / "uploads").iterdir()]
     assert len(uploads) == 1
     assert len(uploads[0]) == 64
 

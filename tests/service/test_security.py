@@ -214,21 +214,21 @@ def test_a_malicious_model_shows_only_images(make_client, tmp_path, rng):
     assert client.get("/v1/items/5/image").content[8:12] == b"WEBP"
 
 
-def test_numbers_that_json_lacks_are_refused_when_read(make_client, own_folder, easy):
-    items = files_of(own_folder) / "items.jsonl"
+def test_numbers_that_json_lacks_are_refused_when_read(make_client, copied_folder, easy):
+    items = files_of(copied_folder) / "items.jsonl"
     whole = items.read_text()
     lines = whole.splitlines()
     first = json.loads(lines[0])
     first["metadata"]["weight"] = float("nan")
     items.write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n")
-    seal(own_folder)
+    seal(copied_folder)
     with pytest.raises(InputError, match="line 1, is not an item"):
-        make_client(own_folder)
+        make_client(copied_folder)
     items.write_text(whole)
-    model = json.loads((files_of(own_folder) / "config.json").read_text())["model"]
-    edit_config(own_folder, model={**model, "facts": {**model["facts"], "odd": float("inf")}})
+    model = json.loads((files_of(copied_folder) / "config.json").read_text())["model"]
+    edit_config(copied_folder, model={**model, "facts": {**model["facts"], "odd": float("inf")}})
     with pytest.raises(InputError, match="config.json is not valid JSON"):
-        make_client(own_folder)
+        make_client(copied_folder)
 
 
 def test_queries_are_logged_only_on_request(make_client, easy, caplog):

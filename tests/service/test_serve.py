@@ -40,9 +40,9 @@ def test_a_port_in_use_is_an_error(folder):
         assert "choose another --port" in refused(folder, "--port", other.getsockname()[1])
 
 
-def test_two_servers_do_not_write_to_one_model(own_folder):
-    with lock_for_serving(own_folder):
-        assert "being changed by another process" in refused(own_folder, "--writable", "--port", 0)
+def test_two_servers_do_not_write_to_one_model(copied_folder):
+    with lock_for_serving(copied_folder):
+        assert "being changed by another process" in refused(copied_folder, "--writable", "--port", 0)
 
 
 def test_a_missing_package_is_named_with_the_install_command(folder):
