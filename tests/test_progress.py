@@ -158,7 +158,7 @@ def test_a_note_of_a_command_appears_above_the_bar():
     script = """
 import warnings
 from diptych._checks import DataWarning
-from diptych.cli._output import report_errors
+from diptych.cli._run import report_errors
 with report_errors(), progress_bar("summing"):
     time.sleep(0.6)
     warnings.warn("some are missing", DataWarning)

@@ -35,9 +35,9 @@ def scenes(tmp_path_factory):
         ]
         for at, (row, caption) in enumerate(zip(pairs.pairing.tolist(), pairs.captions, strict=True))
     ]
-    for name, own in {"pairs.csv": rows[:200], "more.csv": rows[200:]}.items():
+    for name, some in {"pairs.csv": rows[:200], "more.csv": rows[200:]}.items():
         with open(folder / name, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([header, *own])
+            csv.writer(file).writerows([header, *some])
     (folder / "captions.jsonl").unlink()
     return folder
 
@@ -56,9 +56,9 @@ def find(*arguments):
 
 def test_searches_filter_by_columns(model):
     found = find("search", model, "a red star", "--where", "year >= 2030 and year < 2035", "-k", 20)
-    assert sorted(each["year"] for each in found) == list(range(2030, 2035))
+    assert sorted(hit["year"] for hit in found) == list(range(2030, 2035))
     before = find("search", model, "a red star", "--where", "taken < 2010-01-04", "-k", 20)
-    assert sorted(each["taken"] for each in before) == ["2010-01-01", "2010-01-02", "2010-01-03"]
+    assert sorted(hit["taken"] for hit in before) == ["2010-01-01", "2010-01-02", "2010-01-03"]
     shown = find("search", model, "a red star", "--where", "shown = true", "-k", 40)
     assert len(shown) == 20
     assert "shown" not in find("search", model, "a red star", "--where", "year = 2002")[0]
@@ -67,14 +67,14 @@ def test_searches_filter_by_columns(model):
     assert tags[0]["tag"] == [f"caption {i}" for i in range(5)]
     image = next(item.path for item in Retriever.load(model).store.items() if item.path)
     texts = find("annotate", model, image, "--where", 'tag = "caption 3"', "-k", 10)
-    assert {each["tag"] for each in texts} == {"caption 3"}
+    assert {hit["tag"] for hit in texts} == {"caption 3"}
 
 
 def test_items_are_added_with_metadata(model, scenes, tmp_path):
     Retriever.load(model).save(tmp_path / "model")
     run_json("add", tmp_path / "model", scenes / "more.csv", "--metadata", "year,taken")
     found = find("search", tmp_path / "model", "a red star", "--where", "year >= 2045", "-k", 20)
-    assert sorted(each["year"] for each in found) == list(range(2045, 2050))
+    assert sorted(hit["year"] for hit in found) == list(range(2045, 2050))
     assert set(found[0]) == {"year", "taken"}
 
 

@@ -91,13 +91,7 @@ class TestABareNetwork:
             sys.executable,
             "-u",
             "-m",
-            "diptych",
-            "serve",
-            "model",
-            "--port",
-            "0",
-            "--no-browser",
-            "-q",
+            *["diptych", "serve", "model", "--port", "0", "--no-browser", "-q"],
         ]
         with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
             try:

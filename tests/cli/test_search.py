@@ -28,7 +28,7 @@ def fitted(tmp_path_factory):
 
 @pytest.fixture
 def place(fitted, tmp_path, monkeypatch):
-    """A copy of the model, where commands run; the pictures lie where they lay."""
+    """A copy of the model, where commands run; its images stay where they are."""
     shutil.copytree(fitted / "model", tmp_path / "model")
     shutil.copy(fitted / "drawn" / "images" / "scene-000003.png", tmp_path / "new.png")
     monkeypatch.chdir(tmp_path)
@@ -228,9 +228,13 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
     assert "no text encoder" in refused("search", "m", "a dog")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_mistakes_are_one_sentence(place):
+    declare_torchvision_operators()  # which sentence-transformers imports
+    (place / "letter.jpg").write_text("dear reader")
+    (place / "letter.onnx").write_text("dear network")
+    (place / "hollow").mkdir()
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in (place / "model").iterdir())
+    for arguments, words in (
         (["search", "nowhere", "a star"], "not a folder"),
         (["search", "model"], "one of the two"),
         (["search", "model", "qwrtp zzzz"], "'qwrtp', 'zzzz'"),
@@ -243,30 +247,9 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
         (["add", "model", "letter.jpg"], "letter.jpg"),
         (["add", "model", "a.txt", "b.txt", "c.txt"], "not a mixture"),
         (["info", "hollow"], "current.json"),
-    ],
-)
-def test_mistakes_are_one_sentence(place, arguments, words):
-    declare_torchvision_operators()  # which sentence-transformers imports
-    (place / "letter.jpg").write_text("dear reader")
-    (place / "letter.onnx").write_text("dear network")
-    (place / "hollow").mkdir()
-    before = sorted((p.name, p.stat().st_mtime_ns) for p in (place / "model").iterdir())
-    assert words in refused(*arguments)
-    assert sorted((p.name, p.stat().st_mtime_ns) for p in (place / "model").iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("fit", "evaluate", "search", "annotate", "similar", "duplicates", "add", "remove"),
-        *("info", "check", "encode images", "encode text", "demo"),
-    ],
-)
-def test_help_has_an_example_and_the_common_flags(command):
-    shown = " ".join(run(*command.split(), "--help").stdout.split())
-    assert f"Example: diptych {command}" in shown
-    for flag in ("--json", "--quiet", "--threads"):
-        assert flag in shown
+    ):
+        assert words in refused(*arguments), arguments
+        assert sorted((p.name, p.stat().st_mtime_ns) for p in (place / "model").iterdir()) == before
 
 
 def test_an_item_is_removed_by_the_path_that_search_prints(place):
@@ -313,19 +296,19 @@ def test_a_corrupt_image_is_left_out_of_pairs_that_are_added(place):
     assert "skipped: bad.png" in added.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_options_without_effect_are_refused(place):
+    np.save("x.npy", np.ones((1, 80), np.float32))
+    for arguments, words in (
         ("add model new.png --images .", "--images has no effect on images, which have no captions"),
         ("add model new.png --refit", "--refit learns from pairs"),
         ("similar model new.png --text-encoder hkse", "--text-encoder has no effect on an image"),
         ("similar model sand --image-encoder pyramid", "--image-encoder has no effect on a text"),
         ("search model --features x.npy --text-encoder hkse", "--text-encoder has no effect on features"),
-    ],
-)
-def test_options_without_effect_are_refused(place, arguments, words):
-    np.save("x.npy", np.ones((1, 80), np.float32))
-    assert words in refused(*arguments.split())
+        ("search model star --image-encoder pyramid", "--image-encoder has no effect without --plus or"),
+        ("annotate model new.png --text-encoder hkse", "--text-encoder has no effect without --plus or"),
+        ("annotate model --features x.npy --image-encoder pyramid", "--image-encoder has no effect on"),
+    ):
+        assert words in refused(*arguments.split()), arguments
 
 
 def test_what_is_known_of_the_quality_is_the_same_everywhere(place):
@@ -395,9 +378,8 @@ def test_why_there_are_no_hits_is_said(place):
     assert shown.endswith("no item has such metadata\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_parts_and_filters_are_one_sentence(place):
+    for arguments, words in (
         (["--plus", "night:0"], "plus has the weight 0.0; give a positive number"),
         (["--plus", "night:1e155"], "plus has the weight 1e+155; give a positive number of at most 1000"),
         (["--minus", "night:-1"], "minus has the weight -1.0"),
@@ -407,11 +389,8 @@ def test_why_there_are_no_hits_is_said(place):
         (["two boats", "--plus", "night"], "one query at a time"),
         (["--where", "split >"], "split >"),
         (["--where", "spilt = 1"], "did you mean 'split'?"),
-        (["--image-encoder", "pyramid"], "--image-encoder has no effect without --plus or --minus"),
-    ],
-)
-def test_wrong_parts_and_filters_are_one_sentence(place, arguments, words):
-    assert words in refused("search", "model", "a red star", *arguments)
+    ):
+        assert words in refused("search", "model", "a red star", *arguments), arguments
 
 
 def test_a_colon_without_a_number_is_part_of_the_text(place):
@@ -489,9 +468,10 @@ def dangerous(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_no_text_directs_the_terminal(dangerous, monkeypatch):
+    monkeypatch.chdir(dangerous)
+    monkeypatch.setenv("NO_COLOR", "1")
+    for command in (
         "annotate m --features x.npy",
         "search m --features x.npy",
         "search m --features x.npy --json",
@@ -503,20 +483,16 @@ def dangerous(tmp_path_factory):
         "fit TEXT -o other",
         "add m TEXT",
         "check t.csv",
-    ],
-)
-def test_no_text_directs_the_terminal(dangerous, monkeypatch, command):
-    monkeypatch.chdir(dangerous)
-    monkeypatch.setenv("NO_COLOR", "1")
-    result = run(*(CONTROLS if word == "TEXT" else word for word in command.split()))
-    shown = result.stdout + result.stderr
-    assert shown.endswith("\n")
-    assert not set(shown) & set("\x1b\x07\x9b\u202e\r")
-    if "--json" in command:
-        hit = json.loads(result.stdout)["answers"][0]["hits"][0]
-        assert CONTROLS in (hit["id"] + (hit.get("text") or ""))
-    elif command not in ("info m", "add m TEXT"):
-        assert "\\x1b" in shown
+    ):
+        result = run(*(CONTROLS if word == "TEXT" else word for word in command.split()))
+        shown = result.stdout + result.stderr
+        assert shown.endswith("\n")
+        assert not set(shown) & set("\x1b\x07\x9b\u202e\r"), command
+        if "--json" in command:
+            hit = json.loads(result.stdout)["answers"][0]["hits"][0]
+            assert CONTROLS in (hit["id"] + (hit.get("text") or ""))
+        elif command not in ("info m", "add m TEXT"):
+            assert "\\x1b" in shown
 
 
 def damage(file):

@@ -16,7 +16,7 @@ from diptych.data import read_pairs
 from diptych.encoders import timm_encoder
 from tolerance import assert_same_hits, rounding
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.slow]
 
 NAME, PARAMS = "mobilenetv3_small_050", (3.0, 3.0)
 QUERY = "a dog runs through the grass"

@@ -50,7 +50,7 @@ from diptych.retrieval._calibration import fit_calibration
 from diptych.retrieval._encoders import EncoderRecord
 from diptych.scenes import make_scenes
 from diptych.service import _serve as serving
-from diptych.service._images import Images
+from diptych.service._files import Images
 from diptych.service._limits import MovedError
 from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._writes import Upload, read_entries

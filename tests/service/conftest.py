@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
-import httpx
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 
 from diptych import HKSE, Retriever
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
-from diptych.service._app import build_app
-from diptych.service._limits import Limits
-from diptych.service._model import ModelHolder
-from diptych.service._service import Service
-from other_views import fit_molecules, write_encoders
+from diptych.service._files import Images
+from other_views import fit_molecules, make_tones
+from servers import TOKEN, Server, in_process, serving
 
-LOCAL = "http://127.0.0.1"
+
+@pytest.fixture(autouse=True)
+def decoders_on_demand(monkeypatch):
+    """Start no decoder before there is an image: most servers of the tests never see one."""
+    monkeypatch.setattr(Images, "start", lambda images: None)
 
 
 @pytest.fixture(scope="session")
@@ -41,12 +35,12 @@ def scenes_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def folder(scenes_folder):
-    """The saved model; tests that change it use ``own_folder``."""
+    """The saved model; tests that change it use ``copied_folder``."""
     return scenes_folder / "model"
 
 
 @pytest.fixture
-def own_folder(folder, tmp_path):
+def copied_folder(folder, tmp_path):
     """A copy of the model that may be changed."""
     return shutil.copytree(folder, tmp_path / "model")
 
@@ -113,16 +107,6 @@ def path_of(retriever):
     return lambda item_id: retriever.item(item_id).path
 
 
-def in_process(place, *, writable=False, token=None, headers=None, log=False, **limits):
-    """Return a client of an application in this process."""
-    holder = ModelHolder.open(place, writable=writable)
-    service = Service(holder, Limits(**{"decoders": 1, **limits}), token, threads=1, watch_seconds=0.05)
-    app = build_app(service, log_queries=log)
-    client = TestClient(app, LOCAL, headers=headers, raise_server_exceptions=False)
-    client.service = service
-    return client
-
-
 @pytest.fixture
 def make_client(folder):
     """Make clients: ``make_client(folder, writable=True, k=5)``."""
@@ -140,48 +124,6 @@ def client(folder):
     """One client for a module of tests that change nothing."""
     with in_process(folder) as client:
         yield client
-
-
-class Server:
-    """``diptych serve`` as a user starts it."""
-
-    def __init__(self, folder, *flags, code=None, group=False, **environment):
-        command = [sys.executable, "-m", "diptych", "serve", str(folder), "--port", "0", "--no-browser"]
-        self.process = subprocess.Popen(
-            [*command, *flags] if code is None else [sys.executable, "-c", code, str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            start_new_session=group,
-        )
-        output = ""
-        while not (url := re.search(r"http://\S+/", output)):
-            line = self.process.stdout.readline()
-            if not line:
-                raise AssertionError(output + self.process.stderr.read())
-            output += line
-        self.url = url[0].rstrip("/")
-        # The address is printed before the first request can be answered.
-        until = time.monotonic() + 60
-        while True:
-            try:
-                httpx.get(f"{self.url}/healthz", timeout=5)
-                return
-            except httpx.TransportError:
-                assert time.monotonic() < until
-                time.sleep(0.05)
-
-    def kill(self):
-        """End the process at once, as a power cut does."""
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self):
-        """Stop the process as an operator does; return the exit code and the log."""
-        self.process.send_signal(signal.SIGTERM)
-        _, logged = self.process.communicate(timeout=60)
-        return self.process.returncode, logged
 
 
 @pytest.fixture
@@ -209,45 +151,22 @@ def live(folder):
     server.kill()
 
 
+@pytest.fixture
+def serve():
+    """Serve retrievers and folders in threads: ``serve(retriever)`` returns the address."""
+    with contextlib.ExitStack() as stack:
+        yield lambda place, **options: stack.enter_context(serving(place, **options))
+
+
 @pytest.fixture(scope="module")
 def live_guarded(folder):
     """One server with a token, and with the usual limit of 1,024 open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
     try:
-        server = Server(folder, "--quiet", DIPTYCH_TOKEN="0123456789abcdef0123")
+        server = Server(folder, "--quiet", DIPTYCH_TOKEN=TOKEN)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    yield server.url
-    server.kill()
-
-
-LIMITED = """
-import sys
-from pathlib import Path
-from diptych.service._service import Service
-from diptych.service._limits import Limits
-from diptych.service._model import ModelHolder
-from diptych.service._serve import listen, run
-limits = Limits(decoders=1, **{options})
-with listen("127.0.0.1", 0) as listener:
-    service = Service(ModelHolder.open(Path(sys.argv[1])), limits, threads=1)
-    run(service, listener, say=lambda line: print(line, flush=True))
-"""
-
-
-@pytest.fixture(scope="module")
-def live_hurried(folder):
-    """One server with short time limits."""
-    server = Server(folder, code=LIMITED.format(options={"header_seconds": 0.5, "body_seconds": 1.0}))
-    yield server.url
-    server.kill()
-
-
-@pytest.fixture(scope="module")
-def live_of_few(folder):
-    """One server with at most three waiting connections."""
-    server = Server(folder, code=LIMITED.format(options={"connections": 3}))
     yield server.url
     server.kill()
 
@@ -256,32 +175,40 @@ def live_of_few(folder):
 def live_writable(folder, tmp_path_factory):
     """One server for a module of tests that change a copy of the model."""
     place = shutil.copytree(folder, tmp_path_factory.mktemp("writable") / "model")
-    server = Server(place, "--writable", "--quiet")
-    yield server.url
-    server.kill()
+    with serving(place, writable=True) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def live_of_molecules(tmp_path_factory):
     """One writable server of a model whose first view is texts."""
-    place = tmp_path_factory.mktemp("of-molecules")
-    fit_molecules().save(place / "model")
-    encoder = f"{write_encoders(place)}:atoms"
-    server = Server(place / "model", "--writable", "--quiet", "--image-encoder", encoder)
-    yield server.url
-    server.kill()
+    retriever, place = fit_molecules(), tmp_path_factory.mktemp("of-molecules") / "model"
+    retriever.save(place)
+    with serving(place, writable=True, encoder=retriever.encoders.image) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
-def live_of_features(tmp_path_factory):
+def live_of_features(of_features, tmp_path_factory):
     """One writable server of a model of features."""
-    rng = np.random.default_rng(0)
-    hidden = rng.normal(size=(80, 2))
-    y = hidden + 0.1 * rng.normal(size=hidden.shape)
-    place = tmp_path_factory.mktemp("of-features") / "model"
-    Retriever.from_features(np.hstack([hidden, hidden[:, :1]]) + 0.1 * rng.normal(size=(80, 3)), y).save(
-        place
-    )
-    server = Server(place, "--writable", "--quiet")
-    yield server.url
-    server.kill()
+    place = shutil.copytree(of_features[0], tmp_path_factory.mktemp("writable") / "model")
+    with serving(place, writable=True) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def of_features(tmp_path_factory):
+    """A saved model of features alone, and the features."""
+    rng = np.random.default_rng(3)
+    hidden = rng.normal(size=(120, 4))
+    x = (hidden @ rng.normal(size=(4, 12)) + 0.1 * rng.normal(size=(120, 12))).astype(np.float32)
+    y = (hidden @ rng.normal(size=(4, 9)) + 0.1 * rng.normal(size=(120, 9))).astype(np.float32)
+    place = tmp_path_factory.mktemp("features") / "model"
+    Retriever.from_features(x, y).save(place)
+    return place, x, y
+
+
+@pytest.fixture(scope="module")
+def tones(tmp_path_factory):
+    """Paths of WAV files, and their captions."""
+    return make_tones(tmp_path_factory.mktemp("tones"))

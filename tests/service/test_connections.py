@@ -12,8 +12,8 @@ import pytest
 from diptych.service._limits import Limits, Problem
 from diptych.service._security import Access, Gate
 from diptych.service._serve import HEADER_BYTES, raise_file_limit
+from servers import TOKEN, wait_until
 
-TOKEN = "0123456789abcdef0123"
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 
 
@@ -49,6 +49,7 @@ def is_closed(connection, seconds=0.0):
     return True
 
 
+@pytest.mark.slow
 def test_unfinished_requests_do_not_block_others(live_guarded, easy):
     """1,100 half-sent headers and 300 unfinished bodies of one address, beside normal clients of it."""
     raise_file_limit()
@@ -80,7 +81,8 @@ def test_unfinished_requests_do_not_block_others(live_guarded, easy):
     clients = [threading.Thread(target=ask, args=(reuse,)) for reuse in (True, True, False)]
     for thread in clients:
         thread.start()
-    slow = []
+    wait_until(lambda: len(seconds) >= 12)
+    alone, slow = max(seconds), []
     try:
         for number in range(1400):
             slow.append(send(live_guarded, body_of(100) if number % 14 < 3 else HALF))
@@ -99,89 +101,87 @@ def test_unfinished_requests_do_not_block_others(live_guarded, easy):
             connection.close()
     assert wrong == []
     assert len(seconds) > 30
-    assert max(seconds) < 5
+    assert max(seconds) < 5 + 5 * alone  # a busy machine is slow without them too
     assert closed >= 1400 - Limits().connections
 
 
-def test_slow_headers_are_cut_off(live_hurried):
-    slow = [send(live_hurried, HALF), send(live_hurried, b"")]
-    idle = send(live_hurried, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+def test_slow_headers_are_cut_off(serve, folder):
+    url = serve(folder, header_seconds=0.5)
+    slow = [send(url, HALF), send(url, b"")]
+    idle = send(url, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert b"200 OK" in idle.recv(65536)
     idle.sendall(HALF)  # the next request on a connection that has answered one
+
+    def has_closed(connection):
+        with contextlib.suppress(OSError):
+            connection.send(b"x")  # a byte now and then does not stop the clock
+        return is_closed(connection, 0.1)
+
     for connection in (*slow, idle):
-        for _ in range(40):  # a byte now and then does not stop the clock
-            with contextlib.suppress(OSError):
-                connection.send(b"x")
-            if is_closed(connection, 0.1):
-                break
-        else:
-            raise AssertionError("it is still open")
+        wait_until(lambda connection=connection: has_closed(connection))
         connection.close()
 
 
-def test_too_long_headers_are_cut_off(live_guarded):
-    with send(live_guarded, HALF) as connection:
+def test_too_long_headers_are_cut_off(serve, folder):
+    with send(serve(folder), HALF) as connection:
         with contextlib.suppress(OSError):
             for _ in range(40):
                 connection.sendall(b"x" * (HEADER_BYTES // 8))
-        assert is_closed(connection, 5)
+        assert is_closed(connection, 30)
 
 
-@pytest.mark.parametrize(
-    ("path", "extra", "status"),
-    [
-        ("/v1/search", b"", b"401"),
-        ("/v1/session", b"", b"413"),
-        ("/v1/annotate", b"Authorization: Bearer %s\r\n" % TOKEN.encode(), b"413"),
-    ],
-)
-def test_the_rest_of_a_refused_body_is_not_read(live_guarded, path, extra, status):
+def test_the_rest_of_a_refused_body_is_not_read(serve, folder):
     """The response arrives while the body is still being sent, and the connection is closed."""
-    head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%s" % (
-        path.encode(),
-        extra,
-    )
-    with send(live_guarded, head + b"Content-Length: 8000000000\r\n\r\n" + b"x" * 100_000) as connection:
-        answer = connection.recv(65536)
-        assert answer.startswith(b"HTTP/1.1 " + status)
-        sent = 0
-        with contextlib.suppress(OSError):
-            while sent < 400_000_000:
-                sent += connection.send(b"x" * 2**20)
-        assert sent < 100_000_000
+    url, right = serve(folder, token=TOKEN), b"Authorization: Bearer %s\r\n" % TOKEN.encode()
+    for path, extra, status in (
+        (b"search", b"", b"401"),
+        (b"session", b"", b"413"),
+        (b"annotate", right, b"413"),
+    ):
+        head = b"POST /v1/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%s" % (
+            path,
+            extra,
+        )
+        with send(url, head + b"Content-Length: 8000000000\r\n\r\n" + b"x" * 100_000) as connection:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 " + status)
+            sent = 0
+            with contextlib.suppress(OSError):
+                while sent < 400_000_000:
+                    sent += connection.send(b"x" * 2**20)
+            assert sent < 100_000_000
 
 
-def test_a_client_that_reads_nothing_is_disconnected(live_hurried):
+def test_a_client_that_reads_nothing_is_disconnected(serve, folder):
+    url = serve(folder, body_seconds=1.0)
     ask = b"GET /v1/model HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(place(live_hurried))
+        connection.connect(place(url))
         connection.settimeout(1)
-        closed, until = False, time.monotonic() + 30
-        while not closed and time.monotonic() < until:
+
+        def is_disconnected():
             try:
                 connection.sendall(ask * 200)
-            except TimeoutError:
-                pass  # neither side takes anything
+            except TimeoutError:  # neither side takes anything
+                return False
             except OSError:
-                closed = True
-        assert closed
+                return True
+
+        wait_until(is_disconnected)
 
 
-def test_the_connection_that_has_waited_longest_is_closed(live_of_few):
-    """A server with at most three waiting connections."""
-    busy = [send(live_of_few, HALF) for _ in range(3)]
-    time.sleep(0.2)
-    assert not any(map(is_closed, busy))
-    kept = send(live_of_few, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+def test_the_connection_that_has_waited_longest_is_closed(serve, folder):
+    """A server with at most three waiting connections, and no limit on their time here."""
+    url = serve(folder, connections=3, header_seconds=600, body_seconds=600)
+    busy = [send(url, HALF) for _ in range(3)]
+    kept = send(url, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert b"200 OK" in kept.recv(65536)  # it waits again, since this moment
-    assert is_closed(busy[0], 5)
-    more = [send(live_of_few, body_of(100)) for _ in range(2)]
-    assert all(is_closed(connection, 5) for connection in busy[1:])
-    time.sleep(0.2)
+    assert is_closed(busy[0], 30)
+    more = [send(url, body_of(100)) for _ in range(2)]
+    assert all(is_closed(connection, 30) for connection in busy[1:])
     assert not any(map(is_closed, (kept, *more)))
-    more.append(send(live_of_few, HALF))
-    assert is_closed(kept, 2)  # sooner than an idle connection is closed
+    more.append(send(url, HALF))
+    assert is_closed(kept, 30)
     for connection in (*busy, kept, *more):
         connection.close()
 

@@ -13,6 +13,7 @@ from diptych.data import read_pairs
 from diptych.retrieval.stores._base import RefusedError
 from diptych.service._limits import as_problem
 from saved_files import files_of
+from servers import ids, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
 
@@ -31,11 +32,6 @@ def make_image(colour="red"):
     file = io.BytesIO()
     Image.new("RGB", (48, 48), colour).save(file, "PNG")
     return file.getvalue()
-
-
-def ids(response):
-    assert response.status_code == 200, response.text
-    return [hit["id"] for hit in response.json()["results"][0]["hits"]]
 
 
 def test_every_route_returns_the_results_of_the_retriever(pointing, make_client):
@@ -83,10 +79,7 @@ def test_a_refit_of_another_process_is_served_as_a_new_version(pointing, make_cl
     Retriever.connect(address).refit()
     assert ids(client.post("/v1/search", json={"text": "a star"}))
     assert client.get("/healthz").json()["version"] != before
-    until = time.monotonic() + 20
-    while "refitted" not in client.get("/v1/model").json()["facts"]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: "refitted" in client.get("/v1/model").json()["facts"])
     assert client.service.holder.reloads == {"loaded": 1, "failed": 0}
 
 
@@ -95,11 +88,9 @@ def test_a_model_with_other_encoders_is_served_once_it_is_loaded(pointing, make_
     client = make_client(folder)
     encoder = HKSE(word="lin", sentence="lin")
     newer = Retriever("pyramid", encoder, index=address).fit(read_pairs(scenes_folder / "scenes"))
-    query, until = {"text": "a red star", "k": 5}, time.monotonic() + 20
-    while (response := client.post("/v1/search", json=query)).status_code == 503:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert ids(response) == [hit.id for hit in newer.search("a red star", k=5)]
+    query = {"text": "a red star", "k": 5}
+    wait_until(lambda: client.post("/v1/search", json=query).status_code != 503)
+    assert ids(client.post("/v1/search", json=query)) == [hit.id for hit in newer.search("a red star", k=5)]
 
 
 def test_errors_of_the_database_do_not_reveal_its_address(pointing, make_client, caplog):

@@ -12,40 +12,25 @@ from starlette.testclient import TestClient
 
 from diptych import InputError, Retriever
 from diptych.service import Limits, create_app
-from diptych.service._app import build_app
-from diptych.service._model import ModelHolder
-from diptych.service._service import Service
-from other_views import encode_captions, fit_molecules, fit_tones, make_tones, tone_encoder, write_encoders
-
-LOCAL = "http://127.0.0.1"
-TOKEN = "0123456789abcdef0123"
+from other_views import encode_captions, fit_molecules, fit_tones, tone_encoder, write_encoders
+from servers import LOCAL, TOKEN, in_process, problem
 
 
 @pytest.fixture(scope="module")
-def tones(tmp_path_factory):
-    return make_tones(tmp_path_factory.mktemp("tones"))
+def retriever_of_tones(tones):
+    return fit_tones(tones)
 
 
-@pytest.fixture
-def client_of():
-    """Make clients of retrievers in memory: ``client_of(retriever, k=5)``."""
-    clients = []
-
-    def make(retriever, *, send_files=False, token=None, **limits):
-        app = create_app(
-            retriever, limits=Limits(decoders=1, **limits), send_files=send_files, token=token, threads=1
-        )
-        clients.append(TestClient(app, LOCAL, raise_server_exceptions=False))
-        return clients[-1].__enter__()
-
-    yield make
-    for client in clients:
-        client.__exit__(None, None, None)
+@pytest.fixture(scope="module")
+def encoding_retriever(tones):
+    """One whose encoder of the first view is in memory, as in a program."""
+    return fit_tones(tones, image_encoder=tone_encoder())
 
 
-@pytest.fixture
-def audio(client_of, tones):
-    return client_of(fit_tones(tones))
+@pytest.fixture(scope="module")
+def audio(retriever_of_tones):
+    with TestClient(create_app(retriever_of_tones, limits=Limits(decoders=1), threads=1), LOCAL) as client:
+        yield client
 
 
 def test_an_audio_file_is_sent_as_it_is(audio, tones):
@@ -63,61 +48,44 @@ def test_an_audio_file_is_sent_as_it_is(audio, tones):
     assert (again.status_code, again.content) == (304, b"")
 
 
-@pytest.mark.parametrize(
-    ("asked", "part"),
-    [
+def test_a_part_of_a_file_is_sent(audio, tones):
+    whole = tones[0][0].read_bytes()
+
+    def ask(**headers):
+        return audio.get("/v1/items/tone%200/file", headers=headers)
+
+    for asked, part in (
         ("bytes=0-9", slice(0, 10)),
         ("bytes=100-", slice(100, None)),
         ("bytes=-7", slice(-7, None)),
         ("bytes=5-99999999", slice(5, None)),
-    ],
-)
-def test_a_part_of_a_file_is_sent(audio, tones, asked, part):
-    whole = tones[0][0].read_bytes()
-    answer = audio.get("/v1/items/tone%200/file", headers={"Range": asked})
-    assert (answer.status_code, answer.content) == (206, whole[part])
-    start = part.indices(len(whole))[0]
-    end = start + len(answer.content) - 1
-    assert answer.headers["content-range"] == f"bytes {start}-{end}/{len(whole)}"
+    ):
+        answer = ask(Range=asked)
+        assert (answer.status_code, answer.content) == (206, whole[part])
+        start = part.indices(len(whole))[0]
+        end = start + len(answer.content) - 1
+        assert answer.headers["content-range"] == f"bytes {start}-{end}/{len(whole)}"
+    # What is not understood is ignored, and so is a part of a file that has changed.
+    for asked in ("bytes=9-2", "bytes=", "bytes=-", "bytes=a-b", "items=0-1", "bytes=0-1,5-6"):
+        assert (ask(Range=asked).status_code, ask(Range=asked).content) == (200, whole)
+    assert ask(**{"Range": "bytes=0-9", "If-Range": '"of another file"'}).status_code == 200
+    for asked in ("bytes=99999999-", "bytes=-0"):
+        answer = ask(Range=asked)
+        assert problem(answer) == (416, "no-range")
+        assert answer.headers["content-range"] == f"bytes */{len(whole)}"
 
 
-@pytest.mark.parametrize(
-    "asked", ["bytes=9-2", "bytes=", "bytes=-", "bytes=a-b", "items=0-1", "bytes=0-1,5-6"]
-)
-def test_ranges_that_are_not_understood_are_ignored(audio, tones, asked):
-    answer = audio.get("/v1/items/tone%200/file", headers={"Range": asked})
-    assert (answer.status_code, answer.content) == (200, tones[0][0].read_bytes())
-
-
-@pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=-0"])
-def test_a_range_beyond_the_file_is_refused(audio, tones, asked):
-    answer = audio.get("/v1/items/tone%200/file", headers={"Range": asked})
-    assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (416, "no-range")
-    assert answer.headers["content-range"] == f"bytes */{tones[0][0].stat().st_size}"
-
-
-def test_a_range_of_a_file_that_has_changed_is_ignored(audio, tones):
-    headers = {"Range": "bytes=0-9", "If-Range": '"of another file"'}
-    assert audio.get("/v1/items/tone%200/file", headers=headers).status_code == 200
-
-
-def test_only_audio_and_video_are_sent(client_of, tones, tmp_path):
+def test_only_audio_and_video_are_sent(make_client, tones, tmp_path):
     """Neither a name nor a link makes the server send another file."""
     sound = tones[0][0].read_bytes()
     secret = tmp_path / "secret"
     secret.write_text("the password is swordfish")
     files = {
-        "secret": secret,
-        "renamed.wav": tmp_path / "renamed.wav",
-        "page.html": tmp_path / "page.html",
-        "drawing.svg": tmp_path / "drawing.svg",
-        "missing.wav": tmp_path / "missing.wav",
-        "folder.wav": tmp_path / "folder.wav",
-        "pipe.wav": tmp_path / "pipe.wav",
-        "link.wav": tmp_path / "link.wav",
-        "link-to-link.mp3": tmp_path / "link-to-link.mp3",
-        "utf16.mp3": tmp_path / "utf16.mp3",
-        "empty.wav": tmp_path / "empty.wav",
+        name: tmp_path / name
+        for name in (
+            *("secret", "renamed.wav", "page.html", "drawing.svg", "missing.wav", "folder.wav", "pipe.wav"),
+            *("link.wav", "link-to-link.mp3", "utf16.mp3", "empty.wav"),
+        )
     }
     files["renamed.wav"].write_bytes(secret.read_bytes())
     files["page.html"].write_bytes(sound)
@@ -130,31 +98,31 @@ def test_only_audio_and_video_are_sent(client_of, tones, tmp_path):
     files["empty.wav"].touch()
     (tmp_path / "linked.wav").symlink_to(tones[0][1])
     paths = [*files.values(), tmp_path / "linked.wav", *tones[0][len(files) + 1 :]]
-    client = client_of(fit_tones(tones, paths))
+    client = make_client(fit_tones(tones, paths))
     for number, name in enumerate(files):
         answer = client.get(f"/v1/items/tone%20{number}/file")
-        assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (404, "no-file"), name
+        assert problem(answer) == (404, "no-file"), name
         assert str(tmp_path) not in answer.text
     linked = client.get(f"/v1/items/tone%20{len(files)}/file")
     assert linked.content == tones[0][1].read_bytes()
 
 
-def test_a_file_that_has_changed_since_is_checked_again(client_of, tones, tmp_path):
-    own = tmp_path / "own.wav"
-    own.write_bytes(tones[0][0].read_bytes())
-    client = client_of(fit_tones(tones, [own, *tones[0][1:]]))
+def test_a_file_that_has_changed_since_is_checked_again(make_client, tones, tmp_path):
+    copy = tmp_path / "copy.wav"
+    copy.write_bytes(tones[0][0].read_bytes())
+    client = make_client(fit_tones(tones, [copy, *tones[0][1:]]))
     assert client.get("/v1/items/tone%200/file").status_code == 200
-    own.write_text("the password is swordfish")
+    copy.write_text("the password is swordfish")
     assert client.get("/v1/items/tone%200/file").status_code == 404
 
 
-def test_files_of_other_types_are_attachments_if_they_are_sent(client_of, tones, tmp_path):
+def test_files_of_other_types_are_attachments_if_they_are_sent(make_client, tones, tmp_path):
     page = tmp_path / "pagé.html"
     page.write_text("<script>alert(document.domain)</script>")
     retriever = fit_tones(tones, [page, *tones[0][1:]], views=("document", "text"))
-    item = client_of(retriever).get("/v1/items/tone%200").json()
+    item = make_client(retriever).get("/v1/items/tone%200").json()
     assert (item["media"], item["file_url"], item["file_name"]) == ("file", None, "pagé.html")
-    client = client_of(retriever, send_files=True)
+    client = make_client(retriever, send_files=True)
     item = client.get("/v1/items/tone%200").json()
     answer = client.get(item["file_url"])
     assert answer.content == page.read_bytes()
@@ -163,16 +131,16 @@ def test_files_of_other_types_are_attachments_if_they_are_sent(client_of, tones,
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_large_files_are_not_sent(client_of, tones):
+def test_large_files_are_not_sent(make_client, tones, retriever_of_tones):
     size = tones[0][0].stat().st_size
-    answer = client_of(fit_tones(tones), file_bytes=size - 1).get("/v1/items/tone%200/file")
+    answer = make_client(retriever_of_tones, file_bytes=size - 1).get("/v1/items/tone%200/file")
     assert answer.status_code == 404
     assert f"has {size:,} bytes; at most {size - 1:,} are sent" in answer.json()["detail"]
-    assert client_of(fit_tones(tones), file_bytes=size).get("/v1/items/tone%200/file").status_code == 200
+    assert make_client(retriever_of_tones, file_bytes=size).get("/v1/items/tone%200/file").status_code == 200
 
 
-def test_files_need_the_token(client_of, tones):
-    client = client_of(fit_tones(tones), token=TOKEN)
+def test_files_need_the_token(make_client, retriever_of_tones):
+    client = make_client(retriever_of_tones, token=TOKEN)
     for method in ("GET", "HEAD"):
         assert client.request(method, "/v1/items/tone%200/file").status_code == 401
         headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -180,13 +148,13 @@ def test_files_need_the_token(client_of, tones):
 
 
 def test_there_is_no_file_of_captions_images_and_features(audio, client, easy, make_client, fused_folder):
-    for own, item_id in (
+    for server, item_id in (
         (audio, "tone%200%230"),
         (audio, "nobody"),
         (client, easy.image.replace("/", "%2F")),
         (make_client(fused_folder), "0"),
     ):
-        answer = own.get(f"/v1/items/{item_id}/file")
+        answer = server.get(f"/v1/items/{item_id}/file")
         assert answer.status_code == 404, item_id
     assert audio.get("/v1/items/tone%200/image").status_code == 404
     assert audio.get("/v1/items/tone%200/thumbnail").status_code == 404
@@ -205,8 +173,8 @@ def test_an_item_says_how_to_show_it(audio, client, easy, tones):
     assert (image["media"], "file_url" in image) == ("image", False)
 
 
-def test_messages_use_the_names_of_the_views(client_of, tones):
-    client = client_of(fit_tones(tones))
+def test_messages_use_the_names_of_the_views(make_client, retriever_of_tones):
+    client = make_client(retriever_of_tones)
     model = client.get("/v1/model").json()
     assert model["views"] == {"image": "audio", "text": "text"}
     assert model["nouns"]["image"] == ["audio item", "audio items"]
@@ -218,7 +186,7 @@ def test_messages_use_the_names_of_the_views(client_of, tones):
     short = client.post("/v1/annotate", json={"features": [1, 2]})
     assert short.json()["detail"].endswith("for audio items.")
     refused = client.post("/v1/annotate", files={"image": ("x.wav", b"RIFF")})
-    assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "no-encoder")
+    assert problem(refused) == (422, "no-encoder")
 
 
 @pytest.fixture
@@ -232,10 +200,9 @@ def upload(client, name, content, **fields):
     return client.post("/v1/annotate", files={"image": (name, content)}, data=fields)
 
 
-def test_an_uploaded_audio_file_finds_texts(client_of, tones, temporary):
+def test_an_uploaded_audio_file_finds_texts(make_client, tones, temporary, encoding_retriever):
     """A program has the encoder of its retriever in memory."""
-    retriever = fit_tones(tones, image_encoder=tone_encoder())
-    client = client_of(retriever)
+    retriever, client = encoding_retriever, make_client(encoding_retriever)
     model = client.get("/v1/model").json()
     assert (model["can"]["image"], model["inputs"], model["uploads"]) == (None, "paths", [".wav"])
     for number in (3, 40):
@@ -248,39 +215,37 @@ def test_an_uploaded_audio_file_finds_texts(client_of, tones, temporary):
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
+def test_unreadable_uploads_are_refused(make_client, encoding_retriever, temporary):
+    client = make_client(encoding_retriever)
+    for name, content in (
         ("x.wav", b""),
         ("x.wav", b"RIFF\xff\xff\xff\xffWAVE"),
         ("x.wav", os.urandom(4000)),
         ("x.mp3", b"ID3"),
         ("x", b"RIFF"),
         ("../../x.wav/../y", b"RIFF"),
-    ],
-)
-def test_unreadable_uploads_are_refused(client_of, tones, temporary, name, content):
-    answer = upload(client_of(fit_tones(tones, image_encoder=tone_encoder())), name, content)
-    assert (answer.status_code, answer.json()["type"].split(":")[-1]) == (422, "unreadable-file")
-    assert str(temporary) not in answer.text
-    assert list(temporary.iterdir()) == []
+    ):
+        answer = upload(client, name, content)
+        assert problem(answer) == (422, "unreadable-file")
+        assert str(temporary) not in answer.text
+        assert list(temporary.iterdir()) == []
 
 
-def test_large_uploads_are_refused(client_of, tones):
-    client = client_of(fit_tones(tones, image_encoder=tone_encoder()), upload_bytes=5000)
+def test_large_uploads_are_refused(make_client, encoding_retriever):
+    client = make_client(encoding_retriever, upload_bytes=5000)
     assert upload(client, "x.wav", bytes(6000)).status_code == 413
 
 
-def test_audio_without_stored_features_is_encoded_again(client_of, tones):
+def test_audio_without_stored_features_is_encoded_again(make_client, tones):
     retriever = fit_tones(tones, image_encoder=tone_encoder(), keep_features=False)
-    answer = client_of(retriever).post("/v1/annotate", json={"id": "tone 3", "k": 2})
+    answer = make_client(retriever).post("/v1/annotate", json={"id": "tone 3", "k": 2})
     found = [hit["id"] for hit in answer.json()["results"][0]["hits"]]
     assert found == [hit.id for hit in retriever.annotate(tones[0][3], k=2)]
 
 
-def test_a_first_view_of_texts_is_queried_by_texts(client_of):
+def test_a_first_view_of_texts_is_queried_by_texts(make_client):
     retriever = fit_molecules()
-    client = client_of(retriever)
+    client = make_client(retriever)
     assert client.get("/v1/model").json()["inputs"] == "texts"
     item = client.get("/v1/items/CCO").json()
     assert (item["text"], item["media"], item["has_file"]) == ("CCO", None, False)
@@ -291,10 +256,10 @@ def test_a_first_view_of_texts_is_queried_by_texts(client_of):
     assert refused.json()["detail"] == "this model takes texts for a molecule, not files."
 
 
-def test_a_first_view_of_files_or_images_takes_no_texts(client, client_of, tones):
-    for own in (client, client_of(fit_tones(tones, image_encoder=tone_encoder()))):
-        refused = own.post("/v1/annotate", json={"text": "CCO"})
-        assert (refused.status_code, refused.json()["type"].split(":")[-1]) == (422, "bad-input")
+def test_a_first_view_of_files_or_images_takes_no_texts(client, make_client, encoding_retriever):
+    for server in (client, make_client(encoding_retriever)):
+        refused = server.post("/v1/annotate", json={"text": "CCO"})
+        assert problem(refused) == (422, "bad-input")
         assert "takes files" in refused.json()["detail"]
 
 
@@ -308,17 +273,16 @@ def test_encoders_of_a_retriever_cannot_be_replaced(tones):
         create_app(fit_tones(tones), image_encoder=tone_encoder())
 
 
-def test_images_of_another_name_are_shown_as_images(client_of, tones, tmp_path):
+def test_images_of_another_name_are_shown_as_images(make_client, tones, tmp_path):
     Image.new("RGB", (8, 8), "teal").save(tmp_path / "chart.png")
-    client = client_of(fit_tones(tones, [tmp_path / "chart.png", *tones[0][1:]], views=("chart", "text")))
+    client = make_client(fit_tones(tones, [tmp_path / "chart.png", *tones[0][1:]], views=("chart", "text")))
     assert client.get("/v1/items/tone%200").json()["media"] == "image"
     assert client.get("/v1/items/tone%200/image").headers["content-type"] == "image/webp"
 
 
-def writable(folder, encoder):
+def crashing(folder, encoder):
     """A client of a server that adds items; it saves them only if it is used as a context manager."""
-    holder = ModelHolder.open(folder, writable=True, image_encoder=encoder)
-    return TestClient(build_app(Service(holder, Limits(decoders=1), threads=1)), LOCAL)
+    return in_process(folder, writable=True, encoder=encoder)
 
 
 def test_uploaded_audio_is_added_and_survives_a_crash(tones, tmp_path):
@@ -327,7 +291,7 @@ def test_uploaded_audio_is_added_and_survives_a_crash(tones, tmp_path):
     content = tones[0][3].read_bytes()
 
     def serve(folder):
-        return writable(folder, tone_encoder())
+        return crashing(folder, tone_encoder())
 
     client = serve(tmp_path / "model")
     added = client.post("/v1/items", files={"image": ("new tone.WAV", content)}, data={"id": "new"})
@@ -349,12 +313,12 @@ def test_an_item_that_is_a_text_is_added_and_survives_a_crash(tmp_path):
     retriever = fit_molecules()
     encoder = retriever.encoders.image
     retriever.save(tmp_path / "model")
-    client = writable(tmp_path / "model", encoder)
+    client = crashing(tmp_path / "model", encoder)
     added = client.post("/v1/items", json={"text": "CNCNCN", "id": "new"})
     assert added.status_code == 201, added.text
-    with writable(tmp_path / "model", encoder) as client:  # not saved: it is replayed, and saved at the end
+    with crashing(tmp_path / "model", encoder) as client:  # not saved: it is replayed, and saved at the end
         assert client.get("/v1/items/new").json()["text"] == "CNCNCN"
-    client = writable(tmp_path / "model", encoder)
+    client = crashing(tmp_path / "model", encoder)
     assert client.get("/v1/items/new").json()["text"] == "CNCNCN"
     found = client.post("/v1/similar", json={"id": "new", "k": 1}).json()["results"][0]["hits"]
     assert found[0]["id"] == "new"

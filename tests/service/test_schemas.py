@@ -25,7 +25,9 @@ OPERATIONS = [
     "GET /healthz",
     "GET /metrics",
 ]
-EXAMPLES = 25
+pytestmark = pytest.mark.hypothesis  # with more examples in the whole suite
+
+EXAMPLES = settings().max_examples // 2
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

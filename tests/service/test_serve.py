@@ -1,9 +1,9 @@
 """``diptych serve`` on the command line."""
 
-import builtins
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from diptych._model_folder import lock_for_serving
 from diptych.cli import app
 from diptych.service import _serve
+from servers import TOKEN
 
 runner = CliRunner()
 
@@ -24,12 +25,6 @@ def refused(*flags, **environment):
     assert result.exit_code == 2, result.output
     assert len(result.stderr.strip().splitlines()) == 1
     return result.stderr
-
-
-def test_help_has_an_example():
-    output = runner.invoke(app, ["serve", "--help"]).output
-    assert "diptych serve model" in output
-    assert "--writable" in output
 
 
 def test_errors_are_one_line(folder, tmp_path):
@@ -45,37 +40,30 @@ def test_a_port_in_use_is_an_error(folder):
         assert "choose another --port" in refused(folder, "--port", other.getsockname()[1])
 
 
-def test_two_servers_do_not_write_to_one_model(own_folder):
-    with lock_for_serving(own_folder):
-        assert "being changed by another process" in refused(own_folder, "--writable", "--port", 0)
+def test_two_servers_do_not_write_to_one_model(copied_folder):
+    with lock_for_serving(copied_folder):
+        assert "being changed by another process" in refused(copied_folder, "--writable", "--port", 0)
 
 
-def test_a_missing_package_is_named_with_the_install_command(folder, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("diptych.service")]:
-        monkeypatch.delitem(sys.modules, name)
-    true_import = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.partition(".")[0] == "uvicorn":
-            raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
-        return true_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    output = refused(folder)
-    assert "uvicorn; install with: pip install " in output
-    assert '"uvicorn>=' in output
+def test_a_missing_package_is_named_with_the_install_command(folder):
+    code = "import sys; sys.modules['uvicorn'] = None; from diptych.cli import app; app(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "serve", str(folder), "--no-browser"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "uvicorn; install with: pip install " in done.stderr
+    assert '"uvicorn>=' in done.stderr
 
 
-@pytest.mark.parametrize("flags", [("--max-k", "7", "--max-batch", "2", "--max-pixels", "100000")])
-def test_options_set_the_limits(start, folder, flags):
-    server = start(folder, *flags, DIPTYCH_TOKEN="0123456789abcdef0123")
+def test_options_set_the_limits(start, folder):
+    flags = ("--max-k", "7", "--max-batch", "2", "--max-pixels", "100000")
+    server = start(folder, *flags, DIPTYCH_TOKEN=TOKEN)
     assert httpx.get(f"{server.url}/v1/model").status_code == 401
-    header = {"Authorization": "Bearer 0123456789abcdef0123"}
+    header = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-For": "203.0.113.9"}
     limits = httpx.get(f"{server.url}/v1/model", headers=header).json()["limits"]
     assert (limits["k"], limits["batch"], limits["pixels"]) == (7, 2, 100_000)
     _, logged = server.stop()
     assert "401 " in logged
-    assert "GET /v1/model 200" in logged
+    assert "127.0.0.1 GET /v1/model 200" in logged  # no proxy is trusted
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -106,3 +94,23 @@ def test_a_second_ctrl_c_while_the_first_is_handled_does_not_skip_the_saving(mon
     monkeypatch.setattr(uvicorn.Server, "handle_exit", interrupted)
     server.handle_exit(signal.SIGINT, None)
     assert (server.should_exit, server.force_exit) == (True, False)
+
+
+def test_ctrl_c_interrupts_once():
+    def close_slowly():
+        with _serve._interrupt_once():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with _serve._interrupt_once():
+            assert signal.getsignal(signal.SIGINT) is not before
+        assert signal.getsignal(signal.SIGINT) is before
+        with pytest.raises(KeyboardInterrupt):
+            close_slowly()
+        signal.raise_signal(signal.SIGINT)  # without effect, until the process ends
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -41,20 +41,27 @@ def scores_of(answer):
     return {hit["id"]: hit["score"] for hit in answer.json()["results"][0]["hits"]}
 
 
-def test_uploads_and_queries_go_through_all_of_them(several, start):
+def test_uploads_and_queries_go_through_all_of_them(several, make_client):
     folder, retriever = several
-    letters = f"{folder / 'letters.py'}:count"
-    url = start(folder / "model", "--text-encoder", "hkse", "--text-encoder", letters).url
+    client = make_client(retriever)
     path = next(iter(read_pairs(folder / "scenes").paths))
     tolerance = rounding(np.float32, 700) + 1e-6  # scores are rounded for clients
     with open(path, "rb") as file:
-        uploaded = scores_of(httpx.post(f"{url}/v1/annotate", files={"image": file}, data={"k": "5"}))
+        uploaded = scores_of(client.post("/v1/annotate", files={"image": file}, data={"k": "5"}))
     expected = {hit.id: hit.score for hit in retriever.annotate(path, k=5)}
     assert uploaded == pytest.approx(expected, abs=tolerance)
-    found = scores_of(httpx.post(f"{url}/v1/search", json={"text": QUERY, "k": 5}))
+    found = scores_of(client.post("/v1/search", json={"text": QUERY, "k": 5}))
     assert found == pytest.approx({hit.id: hit.score for hit in retriever.search(QUERY, k=5)}, abs=tolerance)
-    features = httpx.get(f"{url}/v1/model").json()["features"]
+    features = client.get("/v1/model").json()["features"]
     assert features == {"image": {"pyramid": 630, "colours": 48}, "text": {"hkse": 40, "count": 16}}
+
+
+def test_the_command_takes_several_encoders(several, start):
+    folder, retriever = several
+    letters = f"{folder / 'letters.py'}:count"
+    url = start(folder / "model", "--text-encoder", "hkse", "--text-encoder", letters).url
+    found = httpx.post(f"{url}/v1/search", json={"text": QUERY, "k": 5}).json()["results"][0]["hits"]
+    assert [hit["id"] for hit in found] == [hit.id for hit in retriever.search(QUERY, k=5)]
 
 
 def test_images_are_added_by_clients(several, make_client, tmp_path):

@@ -49,12 +49,11 @@ class LazyGroup(TyperGroup):
     def _import(self, name: str) -> Any:
         function = getattr(import_module(f"diptych.cli.{self.table[name][0]}"), self.prefix + name)
         alone = typer.Typer(**OPTIONS, add_completion=False)
-        alone.command(name)(import_module("diptych.cli._run").expand_options(function))
+        run = import_module("diptych.cli._run")
+        alone.command(name)(run.expand_options(function))
         command: Any = typer.main.get_command(alone)
         flags = {param.name: max(param.opts, key=len) for param in command.params}
-        import_module("diptych.cli._output").OPTION_NAMES.set(
-            {name: flag for name, flag in flags.items() if flag.startswith("--")}
-        )
+        run.OPTION_NAMES.set({name: flag for name, flag in flags.items() if flag.startswith("--")})
         return command
 
 
@@ -74,8 +73,8 @@ class Commands(LazyGroup):
         "info": ("_items", "Check the files of a model; show what it is and how good it is."),
         "export": ("_items", "Write an ONNX file from features to vectors, for clients without Python."),
         "serve": ("_serve", "Serve a web page that searches both ways, and an HTTP API."),
-        "push": ("_hub", "Publish a model on the Hugging Face Hub."),
-        "pull": ("_hub", "Download a published model from the Hugging Face Hub."),
+        "push": ("_items", "Publish a model on the Hugging Face Hub."),
+        "pull": ("_items", "Download a published model from the Hugging Face Hub."),
         "encoders": ("_encoders", "List the encoders: what is installed, and which to name for which need."),
         "check": ("_data", "Check pairs and their images; exit with 1 when something is wrong."),
     }

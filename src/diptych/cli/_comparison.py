@@ -75,7 +75,7 @@ def compare_weightings(views: PairedViews) -> list[TestedModel]:
             best[name, task] = best_point(np.reshape(recalls, grid.shape))
     seconds = (time.perf_counter() - start) / len(WEIGHTINGS)
     chosen = list(best)
-    tested = map_parallel(lambda each: rank("test", best[each]), chosen, training.t0)
+    tested = map_parallel(lambda model: rank("test", best[model]), chosen, training.t0)
     ranked = {
         (name, task): tested[at][pairs.index(WEIGHTINGS[name][task])][task]
         for at, (name, task) in enumerate(chosen)
@@ -120,8 +120,8 @@ def demo_page(
 ) -> str:
     """Return the HTML page that the demo writes; ``calibration`` is that of preset "best"."""
     rows = [
-        [each.name, *(each.scores(t)[m] for t in TASKS for m in ("r@1", "r@5", "r@10")), each.seconds]
-        for each in models
+        [model.name, *(model.scores(t)[m] for t in TASKS for m in ("r@1", "r@5", "r@10")), model.seconds]
+        for model in models
     ]
     return page(
         "diptych: a demonstration",
@@ -151,7 +151,7 @@ def demo_page(
                     groups=[("", 1), ("search", 3), ("annotate", 3), ("", 1)],
                 ),
                 figure(
-                    draw_recall_curves({each.name: each.ranks for each in models}),
+                    draw_recall_curves({model.name: model.ranks for model in models}),
                     "How often the right hit is among the first k.",
                     "Recall against k for every model and both tasks",
                 ),

@@ -14,8 +14,7 @@ from diptych._checks import InputError, ViewNames, count, plural
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, ImageEncoderOptions, TextEncoderOptions
 from diptych.cli._options import ColumnOptions, TableOptions, list_hkse_settings, read_settings, read_views
-from diptych.cli._output import hide_library_bars
-from diptych.cli._run import ResumedRun, RunOptions, option, refuse_unused
+from diptych.cli._run import ResumedRun, RunOptions, hide_library_bars, option, refuse_unused
 
 if TYPE_CHECKING:
     from diptych.data import FeatureStore, PairsReport, Progress

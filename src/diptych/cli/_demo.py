@@ -7,11 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from diptych._checks import TASKS, InputError
-from diptych.cli._output import limit_threads, make_console, name_program, print_json, report_errors
-from diptych.cli._run import AsJson, Quiet, Threads
+from diptych.cli._run import RunOptions, make_console, name_program, option
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,13 +21,10 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write everything to.")] = Path(
-        "demo-output"
-    ),
-    number: Annotated[int, typer.Option("--number", "-n", min=200, help="How many scenes.")] = 1500,
-    threads: Threads = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    out: Annotated[Path, option("Folder to write everything to.", "--out", "-o")] = Path("demo-output"),
+    number: Annotated[int, option("How many scenes.", "--number", "-n", min=200)] = 1500,
+    *,
+    run: RunOptions,
 ) -> None:
     """Draw scenes, fit, compare, search both ways; write models and a report.
 
@@ -41,40 +35,33 @@ def demo(
     from diptych.retrieval import Retriever
     from diptych.scenes import make_scenes
 
-    with report_errors(), limit_threads(threads):
-        console, start = make_console(), time.perf_counter()
-        console.quiet = quiet or as_json
-        _check_out(out)
-        pairs = make_scenes(number, random_state=0).write(out / "scenes")
-        retriever = Retriever("pyramid", HKSE(word_features=600, sentence_features=600), AWCCA())
-        views = retriever.encode(pairs)
-        console.print(
-            f"Drew {number} images with five captions each; encoded an image as {views.x.shape[1]} numbers "
-            f"and a caption as {views.y.shape[1]} ({time.perf_counter() - start:.1f} s)."
-        )
-        best = Retriever("pyramid", retriever.encoders.hkse, preset="best")
-        models = _compare(console, views, best)
-        retriever.fit(views).save(out / "model")
-        best.save(out / "best")
-        queries = _choose_queries(pairs)
-        _print_hits(console, best, pairs, queries)
-        program, model = name_program(), shlex.quote(str(out / "best"))
-        commands = [f"{program} serve {model}", f"{program} search {model} {shlex.quote(queries[0])}"]
-        outcome = _write_report(retriever, best, models, pairs, commands, out / "report.html")
-        seconds = time.perf_counter() - start
-        console.print(f"The models are {out / 'model'} and {out / 'best'}; {outcome}.")
-        console.print(f"All in {seconds:.0f} s. Next:")
-        for command in commands:
-            console.print(f"  {command}")
-        if as_json:
-            print_json(
-                {
-                    "model": str(out / "model"),
-                    "best": str(out / "best"),
-                    "seconds": round(seconds, 1),
-                    "test": {model.name: {task: model.scores(task) for task in TASKS} for model in models},
-                }
-            )
+    console, start = make_console(), time.perf_counter()
+    console.quiet = run.silent
+    _check_out(out)
+    pairs = make_scenes(number, random_state=0).write(out / "scenes")
+    retriever = Retriever("pyramid", HKSE(word_features=600, sentence_features=600), AWCCA())
+    views = retriever.encode(pairs)
+    console.print(
+        f"Drew {number} images with five captions each; encoded an image as {views.x.shape[1]} numbers "
+        f"and a caption as {views.y.shape[1]} ({time.perf_counter() - start:.1f} s)."
+    )
+    best = Retriever("pyramid", retriever.encoders.hkse, preset="best")
+    models = _compare(console, views, best)
+    retriever.fit(views).save(out / "model")
+    best.save(out / "best")
+    queries = _choose_queries(pairs)
+    _print_hits(console, best, pairs, queries)
+    program, model = name_program(), shlex.quote(str(out / "best"))
+    commands = [f"{program} serve {model}", f"{program} search {model} {shlex.quote(queries[0])}"]
+    outcome = _write_report(retriever, best, models, pairs, commands, out / "report.html")
+    seconds = time.perf_counter() - start
+    console.print(f"The models are {out / 'model'} and {out / 'best'}; {outcome}.")
+    console.print(f"All in {seconds:.0f} s. Next:")
+    for command in commands:
+        console.print(f"  {command}")
+    scores = {model.name: {task: model.scores(task) for task in TASKS} for model in models}
+    content = {"model": str(out / "model"), "best": str(out / "best"), "seconds": round(seconds, 1)}
+    run.show(content | {"test": scores})
 
 
 def _check_out(out: Path) -> None:
@@ -186,8 +173,8 @@ def _write_report(
     assert isinstance(model, AWCCA)
     assert model.path_ is not None
     try:
-        known = best.info()["calibration"]
-        content = demo_page(models, model.path_, examples, pairs.n_images, commands, known)
+        calibration = best.info()["calibration"]
+        content = demo_page(models, model.path_, examples, pairs.n_images, commands, calibration)
     except InputError as error:  # matplotlib is not installed
         return f"no report: {error}"
     with replace_file(file) as staged:

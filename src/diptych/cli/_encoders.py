@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from diptych._checks import InputError
-from diptych.cli._output import print_json, say
-from diptych.cli._run import AsJson, option, run_option
+from diptych.cli._run import AsJson, option, print_json, refuse_unused, run_option, say
 
 if TYPE_CHECKING:
     from diptych.encoders import HKSE
     from diptych.retrieval import Retriever
+    from diptych.retrieval._items import View
     from diptych.retrieval._recommended import Recommendation
 
 encoder_option = partial(option, panel="Encoders")
@@ -99,6 +99,11 @@ class LoadOptions(EncoderOptions):
     """The encoders for a model that is loaded, and where they run."""
 
     device: Device = "cpu"
+
+    def refuse(self, view: View, reason: str) -> None:
+        """Raise an error for an encoder of a view that encodes nothing; ``reason`` says why."""
+        names = ("image_encoder", "recipe", "weights") if view == "image" else ("text_encoder",)
+        refuse_unused(self, names, reason)
 
     def load(self, model: Path, *, mmap: bool = True) -> Retriever:
         """Load a model with these encoders."""

@@ -14,11 +14,12 @@ from diptych._checks import InputError, ViewNames, check_choice, check_task, cou
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, EncoderOptions, LoadOptions
 from diptych.cli._options import TableOptions, list_hkse_settings, open_engine, read_settings, read_views
-from diptych.cli._output import hide_library_bars, print_table
 from diptych.cli._run import (
     ResumedRun,
     RunOptions,
+    hide_library_bars,
     option,
+    print_table,
     refuse_settings,
     refuse_unused,
     run_option,
@@ -26,7 +27,6 @@ from diptych.cli._run import (
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
-    from diptych.data import PairedDataset
     from diptych.fusion import Fusion
     from diptych.retrieval import Evaluation
 
@@ -69,13 +69,13 @@ class ModelOptions:
     def read(self) -> Settings:
         """Return the settings of the model, of hkse and of the retriever, from options and the file."""
         names = ("filter", "metric", "polish", "random_state")
-        given = {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
+        flags = {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
         if self.preset is not None:
             refuse_unused(self, ("filter", "metric"), f"with --preset {self.preset}")
             refuse_unused(self, ("polish",), f"with --preset {self.preset}; preset best polishes already")
         allowed = {"model": self._list_settings(), "hkse": list_hkse_settings()}
-        settings = read_settings(self.config, given, **allowed, retriever=("keep_features",))
-        return {**settings, "model": given | settings["model"]}
+        settings = read_settings(self.config, flags, **allowed, retriever=("keep_features",))
+        return {**settings, "model": flags | settings["model"]}
 
     def _list_settings(self) -> list[str]:
         """Return the parameters that ``[model]`` may set: those of AWCCA, or of Fusion for a preset."""
@@ -152,8 +152,6 @@ def fit(
     if "validation_fraction" in settings["model"] and "val" in dataset.split_sizes():
         refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
     encoders = _choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
-    if not _draws(settings["model"], model.preset, encoders.text_encoder, dataset):
-        refuse_unused(model, ("random_state",), "here, where nothing is drawn at random")
     seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
     retriever = Retriever(
         encoders.open_image_encoder() or ("auto" if is_raw else None),
@@ -198,19 +196,6 @@ def _choose_text_encoder(
     if "hkse" not in names:
         refuse_settings(of_hkse, f"with --text-encoder {' and '.join(names)}; they belong to hkse")
     return replace(encoders, text_encoder=names)
-
-
-def _draws(
-    settings: dict[str, Any], preset: str | None, text_encoders: list[str] | None, dataset: PairedDataset
-) -> bool:
-    """Return whether a fit draws anything at random: features of hkse, pairs to hold out, or batches."""
-    from diptych.retrieval._recommended import default_encoder
-
-    uses_hkse = "hkse" in (text_encoders or ())
-    uses_hkse |= text_encoders == ["auto"] and default_encoder("text") is None
-    selects = settings.get("params") is None or settings.get("n_components") == "auto"
-    holds_out = selects and "val" not in dataset.split_sizes()
-    return uses_hkse or holds_out or preset is not None or bool(settings.get("polish"))
 
 
 def _describe_fit(info: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``add``, ``remove``, ``duplicates``, ``info``, ``export``: change the items of a model, and look at it."""
+"""``add``, ``remove``, ``duplicates``, ``info``, ``export``, ``push``, ``pull``: work with a fitted model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from diptych._checks import InputError, ViewNames, count, plural, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
 from diptych.cli._options import TableOptions
-from diptych.cli._output import RECALLS, exit_if_unreadable, print_table, shorten, split_readable
-from diptych.cli._run import RunOptions, option, refuse_settings, refuse_unused
+from diptych.cli._run import (
+    RECALLS,
+    RunOptions,
+    exit_if_unreadable,
+    hide_library_bars,
+    option,
+    print_table,
+    refuse_settings,
+    refuse_unused,
+    shorten,
+    split_readable,
+)
 
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
@@ -26,6 +36,14 @@ _CORRELATIONS = {
     "train_correlations": "training",
     "validation_correlations": "validation",
 }
+
+Repository = Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: user/name.")]
+
+
+class PushOptions(RunOptions):
+    """How ``push`` runs."""
+
+    interrupted = "the repository may be incomplete; run the same command again"
 
 
 def add(
@@ -55,10 +73,9 @@ def add(
     unreadable: dict[str, str] = {}
     if _are_items(sources, inputs):
         reason = f"on {plural(names.image)}, which have no {plural(names.caption)}"
-        others = [option for option, value in (("--pairs", pairs), ("--metadata", metadata)) if value]
-        refuse_settings(others, reason)
+        refuse_settings(["--pairs"] * (pairs is not None) + ["--metadata"] * (metadata is not None), reason)
         refuse_unused(table, vars(table), reason)
-        refuse_unused(encoders, ("text_encoder",), reason)
+        encoders.refuse("text", reason)
         if refit:
             raise InputError(
                 f"--refit learns from pairs, and {plural(names.image)} alone have none; leave it out."
@@ -174,6 +191,73 @@ def export(
     run.show({"model": str(model), "view": view, "task": task, "out": str(out)}, [f"wrote {out}"])
 
 
+def push(
+    model: opt.Model,
+    repo: Repository,
+    private: Annotated[bool, option("Make a new repository private.", "--private")] = False,
+    branch: Annotated[str | None, option("Branch to push to. Default: main.")] = None,
+    message: Annotated[str, option("Message of the commit.")] = "Push model with diptych",
+    license: Annotated[str, option("Licence that the card names, such as cc-by-4.0.")] = "unknown",
+    keep_features: Annotated[
+        bool, option("Publish what others need to refit the model.", "--keep-features")
+    ] = False,
+    *,
+    run: PushOptions,
+) -> None:
+    """Publish a model on the Hugging Face Hub.
+
+    Published are the model, the vectors of its items, their ids, texts and metadata, and the model card; no
+    images and no paths. Log in first: `hf auth login`.
+
+    Example: `diptych push model ada/beaches --private`
+    """
+    from diptych.retrieval import Retriever
+
+    hide_library_bars(run.silent)
+    url = Retriever.load(model).push_to_hub(
+        repo,
+        private=private or None,
+        branch=branch,
+        commit_message=message,
+        license=license,
+        keep_features=keep_features,
+    )
+    content = {"model": str(model), "repository": repo, "commit": url}
+    run.show(content, [f"published {model}: {url}"])
+
+
+def pull(
+    repo: Repository,
+    out: Annotated[Path, option("Folder to write the model to.", "--out", "-o")],
+    revision: Annotated[
+        str | None, option("A branch, a tag or a commit. Default: the newest on main.")
+    ] = None,
+    images: Annotated[
+        Path | None, option("Folder with the image files under their ids, if you have them.")
+    ] = None,
+    max_gigabytes: Annotated[float, option("Download no larger model.")] = 20.0,
+    *,
+    run: RunOptions,
+) -> None:
+    """Download a published model from the Hugging Face Hub.
+
+    Nothing in it is executed, and no path or network that it names is opened.
+
+    Example: `diptych pull ada/beaches --out beaches`
+    """
+    from diptych._model_folder import check_writable
+    from diptych.retrieval import Retriever
+    from diptych.retrieval._folder import KIND
+
+    hide_library_bars(run.silent)
+    check_writable(out, KIND)
+    options: dict[str, Any] = {"revision": revision, "images": images, "max_gigabytes": max_gigabytes}
+    retriever = Retriever.from_pretrained(repo, **options)
+    retriever.save(out)
+    content = {"repository": repo, "model": str(out), "items": retriever.info()["items"]}
+    run.show(content, [f"wrote {out}: {retriever}"])
+
+
 def _check_files(model: Path) -> None:
     """Compare every file of a model with its checksum, which a model that is mapped was not."""
     from diptych._model_folder import Version, read_current
@@ -285,14 +369,14 @@ def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
 
 def _find_ids(items: Iterable[Item], names: list[str]) -> list[str]:
     """Return the ids of items that are named by id, or by the path that search prints."""
-    known, by_path = set[str](), dict[str, list[str]]()
+    stored, by_path = set[str](), dict[str, list[str]]()
     for item in items:
-        known.add(item.id)
+        stored.add(item.id)
         if item.path is not None:
             by_path.setdefault(os.path.abspath(item.path), []).append(item.id)
     ids = []
     for name in names:
-        matches = [name] if name in known else by_path.get(os.path.abspath(name), [])
+        matches = [name] if name in stored else by_path.get(os.path.abspath(name), [])
         if not matches:
             raise InputError(f"there is no item {name!r}, by id or by path.")
         if len(matches) > 1:

@@ -130,11 +130,11 @@ def read_views(names: str) -> ViewNames:
 
 
 def read_settings(
-    path: Path | None, given: dict[str, Any], **allowed: Iterable[str]
+    path: Path | None, flags: dict[str, Any], **allowed: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
     """Read a ``--config`` file: for each allowed table, its settings under the names of the Python API.
 
-    A table or key that is not allowed, and a key that is ``given`` as an option too, is an error.
+    A table or key that is not allowed, and a key that is among the ``flags`` too, is an error.
     """
     settings: dict[str, dict[str, Any]] = {table: {} for table in allowed}
     if path is None:
@@ -149,7 +149,7 @@ def read_settings(
                 close = difflib.get_close_matches(key, names, 1)
                 hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}."
                 raise InputError(f"{path}: [{table}] has no setting {key!r}; {hint}")
-            if key in given:
+            if key in flags:
                 option = f"--{key.replace('_', '-')}"
                 raise InputError(f"{key} is set by {option} and in {path}; keep one of them.")
             settings[table][key] = tuple(value) if isinstance(value, list) else value

@@ -6,21 +6,29 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diptych._checks import DataWarning, InputError, with_article
+from diptych._checks import DataWarning, InputError, Task, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
-from diptych.cli._output import exit_if_unreadable, print_json, say, shorten, split_readable
-from diptych.cli._run import RunOptions, option, refuse_unused
+from diptych.cli._run import (
+    RunOptions,
+    exit_if_unreadable,
+    option,
+    print_json,
+    say,
+    shorten,
+    split_readable,
+)
 
 if TYPE_CHECKING:
     from diptych.retrieval import Hit, Hits
     from diptych.retrieval._encoders import Encoders
+    from diptych.retrieval._items import View
 
 MAX_NAMED_WORDS = 10
 _WEIGHT = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
@@ -57,8 +65,9 @@ class QueryOptions:
 
     def parse(self) -> dict[str, Any]:
         """Return the options as the library takes them: parts with the weights written behind."""
-        plus, minus = ([_read_part(part) for part in parts or ()] for parts in (self.plus, self.minus))
-        return {"offset": self.offset, "plus": plus, "minus": minus, "where": self.where}
+        names = [field.name for field in fields(self) if field.name not in ("plus", "minus", "features")]
+        parts = {name: list(map(_read_part, getattr(self, name) or ())) for name in ("plus", "minus")}
+        return {name: getattr(self, name) for name in names} | parts
 
 
 @dataclass(frozen=True)
@@ -73,18 +82,6 @@ class SearchOptions(QueryOptions):
         str | None,
         option("To compare, of a fusion: a part alone that diptych info names, or uncorrected."),
     ] = None
-
-    def parse(self) -> dict[str, Any]:
-        """Return the options as the library takes them."""
-        return {**super().parse(), "min_probability": self.min_probability, "weighting": self.weighting}
-
-    def read_queries(self, inputs: list[str] | None, name: str) -> Any:
-        """Return the queries: ``inputs``, or features; ``name`` is that of their view."""
-        from diptych.data import open_features
-
-        if bool(inputs) == (self.features is not None):
-            raise InputError(f"give {with_article(name)} to search with, or --features, one of the two.")
-        return list(inputs or ()) if self.features is None else open_features(self.features)
 
 
 def search(
@@ -106,13 +103,7 @@ def search(
 
     Example: `diptych search model "a dog" --where 'year >= 2010' --offset 10 --min-probability 0.2`
     """
-    if not options.is_composed:
-        refuse_unused(encoders, ("image_encoder", "recipe", "weights"), "without --plus or --minus")
-        if options.features is not None:
-            refuse_unused(encoders, ("text_encoder", "device"), "on features")
-    retriever = encoders.load(model)
-    inputs = options.read_queries(queries, retriever.views.text)
-    _show_hits(queries, retriever.search(inputs, k, **options.parse()), options, run)
+    _ask("search", model, queries, k, options, encoders, run)
 
 
 def annotate(
@@ -133,18 +124,7 @@ def annotate(
 
     Example: `diptych annotate model photo.jpg --plus "at night" --minus other.jpg:0.5`
     """
-    if not options.is_composed:
-        refuse_unused(encoders, ("text_encoder",), "without --plus or --minus")
-        if options.features is not None:
-            refuse_unused(encoders, ("image_encoder", "recipe", "weights"), "on features")
-    retriever = encoders.load(model)
-    inputs = options.read_queries(images, retriever.views.image)
-    unreadable: dict[str, str] = {}
-    if options.features is None and len(inputs) > 1:
-        images, unreadable = split_readable(inputs, retriever.encoders)
-        inputs = images
-    _show_hits(images, retriever.annotate(inputs, k, **options.parse()), options, run)
-    exit_if_unreadable(unreadable)
+    _ask("annotate", model, images, k, options, encoders, run)
 
 
 def similar(
@@ -167,12 +147,43 @@ def similar(
     """
     retriever = encoders.load(model)
     is_image = image or _is_file(query, retriever.encoders)
-    if not options.is_composed and is_image:
-        refuse_unused(encoders, ("text_encoder",), f"on {with_article(retriever.views.image)}")
-    elif not options.is_composed:
-        refuse_unused(encoders, ("image_encoder", "recipe", "weights"), "on a text")
+    if not options.is_composed:
+        query_view: View = "image" if is_image else "text"
+        what = with_article(retriever.views.of(query_view))
+        encoders.refuse("text" if is_image else "image", f"on {what}")
     image_or_text: dict[str, Any] = {"image" if is_image else "text": query}
     _show_hits([query], [retriever.similar(**image_or_text, k=k, **options.parse())], options, run)
+
+
+def _ask(
+    task: Task,
+    model: Path,
+    names: list[str] | None,
+    k: int,
+    options: SearchOptions,
+    encoders: LoadOptions,
+    run: RunOptions,
+) -> None:
+    """Search with texts, images or features, and show the hits."""
+    from diptych.data import open_features
+    from diptych.retrieval._items import QUERIED, SEARCHED
+
+    view, other_view = QUERIED[task], SEARCHED[task]
+    if not options.is_composed:
+        encoders.refuse(other_view, "without --plus or --minus")
+        if options.features is not None:
+            encoders.refuse(view, "on features")
+    retriever = encoders.load(model)
+    if bool(names) == (options.features is not None):
+        name = with_article(retriever.views.of(view))
+        raise InputError(f"give {name} to search with, or --features, one of the two.")
+    unreadable: dict[str, str] = {}
+    if view == "image" and names and len(names) > 1:
+        names, unreadable = split_readable(names, retriever.encoders)
+    find: Any = retriever.search if task == "search" else retriever.annotate
+    queries = names if options.features is None else open_features(options.features)
+    _show_hits(names, find(queries, k, **options.parse()), options, run)
+    exit_if_unreadable(unreadable)
 
 
 def _is_file(query: str, encoders: Encoders) -> bool:

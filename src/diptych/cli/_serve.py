@@ -10,8 +10,7 @@ from typing import Annotated
 from diptych._checks import missing_package_error
 from diptych.cli._encoders import EncoderOptions
 from diptych.cli._options import Model
-from diptych.cli._output import report_errors, say
-from diptych.cli._run import Threads, option
+from diptych.cli._run import Threads, option, report_errors, say
 
 limit_option = partial(option, panel="Limits")
 

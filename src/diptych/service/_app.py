@@ -1,4 +1,4 @@
-"""The application: its middleware, its page, and the OpenAPI description."""
+"""The application: its routes and their OpenAPI description, its middleware and its page."""
 
 from __future__ import annotations
 
@@ -11,90 +11,32 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
-from starlette.staticfiles import StaticFiles
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diptych._checks import InputError
+from diptych._checks import InputError, Task
 from diptych._persistence import library_version
 from diptych.retrieval import Retriever
-from diptych.service._limits import Limits, ProblemDetails, answer_problem
+from diptych.service import _schemas as schemas
+from diptych.service._files import ANY_TYPE, IMAGE_SIDE, MEDIA_TYPES, THUMBNAIL_SIDE, is_known, send_file
+from diptych.service._limits import Limits, ProblemDetails, answer_problem, problem_responses, unknown_item
 from diptych.service._model import LoadedModel, ModelHolder
-from diptych.service._routes import about_routes, item_routes, search_routes
-from diptych.service._security import Gate, check_token, client_address
+from diptych.service._security import COOKIE, SESSION_SECONDS, Gate, check_token, client_address
 from diptych.service._service import Metrics, Service
 
 access_log = logging.getLogger("diptych.access")
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
-
-
-class RequestMonitor:
-    """Middleware that counts and logs requests.
-
-    The log has no texts, ids or file names of queries unless ``log_queries`` is set. ``routes`` are those to
-    count a request under that was refused before it reached the router. Item ids stay percent-encoded until a
-    route is chosen: one may contain ``/image`` or a line break, which would be taken for a part of the route.
-    """
-
-    def __init__(
-        self, app: ASGIApp, metrics: Metrics, routes: Sequence[BaseRoute] = (), log_queries: bool = False
-    ) -> None:
-        self._app, self._metrics, self._routes, self._log_queries = app, metrics, routes, log_queries
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        start, status, size = time.perf_counter(), 500, 0
-        if (raw_path := scope.get("raw_path") or b"").startswith(b"/v1/items/"):
-            scope["path"] = raw_path.decode("latin-1")
-
-        async def send_counted(message: Message) -> None:
-            nonlocal status, size
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                size += len(message.get("body", b""))
-            await send(message)
-
-        self._metrics.open.inc()
-        try:
-            await self._app(scope, receive, send_counted)
-        finally:
-            self._metrics.open.dec()
-            seconds = time.perf_counter() - start
-            route = self._route(scope)
-            method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._metrics.requests.labels(route, method, str(status)).inc()
-            self._metrics.seconds.labels(route).observe(seconds)
-            if access_log.isEnabledFor(logging.INFO):
-                self._log(scope, route, status, size, seconds)
-
-    def _route(self, scope: Scope) -> str:
-        # The pattern of a route, not the path: that would make one time series for every id.
-        route = scope.get("route") or next(
-            (each for each in self._routes if each.matches(scope)[0] is not Match.NONE), None
-        )
-        return str(getattr(route, "path_format", "unmatched"))
-
-    def _log(self, scope: Scope, route: str, status: int, size: int, seconds: float) -> None:
-        queries = scope.get("state", {}).get("queries") if self._log_queries else None
-        access_log.info(
-            "%s %s %s %d %d bytes %.1f ms%s",
-            client_address(scope) or "-",
-            scope["method"][:10],
-            route,
-            status,
-            size,
-            seconds * 1000,
-            f" {json.dumps(queries)}" if queries else "",
-        )
-
 
 DESCRIPTION = """
 Search images with text, and text with images, or items of any two views with each other. Requests and
@@ -110,6 +52,27 @@ PAGE_PATHS = frozenset({"/", *(f"/{file.name}" for file in PAGE.iterdir() if fil
 
 # The registry of Windows may have another type for scripts, which browsers then refuse to run.
 mimetypes.add_type("text/javascript", ".js")
+
+_REFERENCE = "#/components/schemas/{model}"
+_BODIES = (
+    schemas.SearchRequest,
+    schemas.AnnotateRequest,
+    schemas.SimilarRequest,
+    schemas.AddRequest,
+    schemas.SessionRequest,
+)
+_PROBLEMS = problem_responses(400, 401, 403, 404, 408, 413, 415, 421, 422, 429, 503)
+_IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The image.", "content": {"image/webp": {"schema": {"type": "string"}}}},
+    304: {"description": "It has not changed."},
+}
+_FILE = {"content": {kind: {"schema": {"type": "string"}} for kind in (*MEDIA_TYPES.values(), ANY_TYPE)}}
+_FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: _FILE | {"description": "The file."},
+    206: _FILE | {"description": "A part of it."},
+    304: {"description": "It has not changed."},
+    **problem_responses(416),
+}
 
 
 def create_app(
@@ -197,7 +160,7 @@ def build_app(service: Service, *, log_queries: bool = False) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         # Other errors are answered by Gate: a response made further out would lack its headers.
-        exception_handlers=dict.fromkeys((HTTPException, InputError, RequestValidationError), answer_problem),
+        exception_handlers=dict.fromkeys((HTTPException, InputError), answer_problem),
     )
     routes = list(app.routes)
     for make_router in (search_routes, item_routes, about_routes):
@@ -210,27 +173,251 @@ def build_app(service: Service, *, log_queries: bool = False) -> FastAPI:
     return app
 
 
+class RequestMonitor:
+    """Middleware that counts and logs requests.
+
+    The log has no texts, ids or file names of queries unless ``log_queries`` is set. ``routes`` are those to
+    count a request under that was refused before it reached the router. Item ids stay percent-encoded until a
+    route is chosen: one may contain ``/image`` or a line break, which would be taken for a part of the route.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, routes: Sequence[BaseRoute] = (), log_queries: bool = False
+    ) -> None:
+        self._app, self._metrics, self._routes, self._log_queries = app, metrics, routes, log_queries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        start, status, size = time.perf_counter(), 500, 0
+        if (raw_path := scope.get("raw_path") or b"").startswith(b"/v1/items/"):
+            scope["path"] = raw_path.decode("latin-1")
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        self._metrics.open.inc()
+        try:
+            await self._app(scope, receive, send_counted)
+        finally:
+            self._metrics.open.dec()
+            seconds = time.perf_counter() - start
+            route = self._route(scope)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.requests.labels(route, method, str(status)).inc()
+            self._metrics.seconds.labels(route).observe(seconds)
+            if access_log.isEnabledFor(logging.INFO):
+                self._log(scope, route, status, size, seconds)
+
+    def _route(self, scope: Scope) -> str:
+        # The pattern of a route, not the path: that would make one time series for every id.
+        matching = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        return str(getattr(scope.get("route") or next(matching, None), "path_format", "unmatched"))
+
+    def _log(self, scope: Scope, route: str, status: int, size: int, seconds: float) -> None:
+        queries = scope.get("state", {}).get("queries") if self._log_queries else None
+        access_log.info(
+            "%s %s %s %d %d bytes %.1f ms%s",
+            client_address(scope) or "-",
+            scope["method"][:10],
+            route,
+            status,
+            size,
+            seconds * 1000,
+            f" {json.dumps(queries)}" if queries else "",
+        )
+
+
+class JsonResponse(Response):
+    """JSON in ASCII: Starlette's own is UTF-8 and fails for unpaired surrogates."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+def search_routes(service: Service) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["search"], responses=_PROBLEMS)
+
+    async def answer(task: Task, body: schemas.TaskQuery, request: Request) -> JsonResponse:
+        request.state.queries = body.names
+        return JsonResponse(await service.search(task, body))
+
+    @router.post("/search", **_takes(schemas.SearchRequest, schemas.SearchResponse))
+    async def search(request: Request) -> JsonResponse:
+        """Find images for texts, for stored captions, or for text features."""
+        return await answer("search", await schemas.SearchRequest.parse(request, service.limits), request)
+
+    @router.post("/annotate", **_takes(schemas.AnnotateRequest, schemas.SearchResponse))
+    async def annotate(request: Request) -> JsonResponse:
+        """Find captions for images: uploaded as a form, stored ones by their ids, or by features."""
+        return await answer("annotate", await schemas.AnnotateRequest.parse(request, service.limits), request)
+
+    @router.post("/similar", **_takes(schemas.SimilarRequest, schemas.SearchResponse))
+    async def similar(request: Request) -> JsonResponse:
+        """Find images similar to an image, or captions similar to a caption, by id or by features."""
+        body = await schemas.SimilarRequest.parse(request, service.limits)
+        request.state.queries = body.names
+        return JsonResponse(await service.find_similar(body))
+
+    return router
+
+
+def item_routes(service: Service) -> APIRouter:
+    router = APIRouter(prefix="/v1/items", tags=["items"], responses=_PROBLEMS)
+
+    async def send_image(item_id: str, request: Request, side: int) -> Response:
+        image = await service.stored_image(item_id, side)
+        headers = {"ETag": f'"{image.etag}"', "Cache-Control": "private, max-age=300"}
+        response = Response(image.content, media_type="image/webp", headers=headers)
+        return NotModifiedResponse(response.headers) if is_known(request, response) else response
+
+    @router.get("/{item_id:path}/image", responses=_IMAGE_RESPONSES, response_class=Response)
+    async def image(item_id: schemas.ItemPath, request: Request) -> Response:
+        """Return a stored image as WebP, at most 1600 pixels wide and high."""
+        return await send_image(item_id, request, IMAGE_SIDE)
+
+    @router.get("/{item_id:path}/thumbnail", responses=_IMAGE_RESPONSES, response_class=Response)
+    async def thumbnail(item_id: schemas.ItemPath, request: Request) -> Response:
+        """Return a stored image as WebP, at most 320 pixels wide and high."""
+        return await send_image(item_id, request, THUMBNAIL_SIDE)
+
+    @router.head("/{item_id:path}/file", include_in_schema=False)
+    @router.get("/{item_id:path}/file", responses=_FILE_RESPONSES, response_class=Response)
+    async def file(item_id: schemas.ItemPath, request: Request) -> Response:
+        """Return the audio or video file of an item as it is, or a part of it (``Range``)."""
+        return send_file(request, await service.stored_file(item_id))
+
+    @router.get("/{item_id:path}", response_model=schemas.ItemOut)
+    async def item(item_id: schemas.ItemPath) -> JsonResponse:
+        """Return an item."""
+        model = service.model
+        if (item := await service.look_up(model.retriever.item, item_id)) is None:
+            raise unknown_item(item_id)
+        return JsonResponse(await service.look_up(model.describe_item, item))
+
+    @router.post(
+        "",
+        status_code=201,
+        responses=problem_responses(409, 507),
+        **_takes(schemas.AddRequest, schemas.AddResponse),
+    )
+    async def add(request: Request) -> JsonResponse:
+        """Add an image with its captions as a form, captions alone, or features; needs ``--writable``.
+
+        The response is sent once all of it is on disk. Choose ids yourself to be able to repeat the request
+        after a broken connection: 409 then means that the item was added.
+        """
+        _ = service.writer  # a read-only server does not read the body
+        ids = await service.add(await schemas.AddRequest.parse(request, service.limits))
+        location = quote(ids["image"] or ids["captions"][0], safe="")
+        return JsonResponse(ids, 201, {"Location": f"/v1/items/{location}"})
+
+    @router.delete("/{item_id:path}", response_model=schemas.RemoveResponse, responses=problem_responses(507))
+    async def remove(item_id: schemas.ItemPath) -> JsonResponse:
+        """Remove an item, an image together with its captions; needs ``--writable``."""
+        return JsonResponse({"removed": await service.remove(item_id)})
+
+    return router
+
+
+def about_routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["about"], responses=_PROBLEMS)
+
+    @router.get("/v1/model", response_model=schemas.ModelOut)
+    async def model() -> JsonResponse:
+        """Describe the model: its encoders, recalls, regularisation path and canonical spectrum."""
+        description = await service.batcher.run(service.model.describe)
+        names = ("k", "batch", "upload_bytes", "pixels", "text_characters")
+        limits = {name: getattr(service.limits, name) for name in names}
+        writable = service.holder.writer is not None
+        return JsonResponse(description | {"limits": limits, "writable": writable})
+
+    @router.get("/healthz", response_model=schemas.Health)
+    async def healthz() -> JsonResponse:
+        """Tell that the server answers, and the version of its model."""
+        return JsonResponse({"status": "ok", "version": service.model.version})
+
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={
+            200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+        },
+    )
+    async def metrics() -> Response:
+        """Return metrics for Prometheus."""
+        return Response(await service.render_metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @router.post("/v1/session", status_code=204, **_takes(schemas.SessionRequest, None))
+    async def session(request: Request) -> Response:
+        """Exchange the token for a cookie, which browsers also send when they load images."""
+        body = await schemas.SessionRequest.parse(request, service.limits)
+        response = Response(status_code=204)
+        access, address = service.access, client_address(request.scope)
+        if access.token is None:
+            return response
+        if not access.accepts(address, token=body.token):
+            raise access.refuse(address, "this is not the token of this server.")
+        response.set_cookie(
+            COOKIE,
+            access.make_cookie(),
+            max_age=SESSION_SECONDS,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    return router
+
+
+def _takes(body: type[schemas.RequestBody], response: type[BaseModel] | None) -> dict[str, Any]:
+    """Return what FastAPI has to know of a route that parses its body itself, for the description."""
+    kinds = {"application/json": body.__name__}
+    if body.form_fields:
+        kinds["multipart/form-data"] = f"{body.__name__}Form"
+    content = {kind: {"schema": {"$ref": _REFERENCE.format(model=name)}} for kind, name in kinds.items()}
+    return {
+        "response_model": response,
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+    }
+
+
 def _describe(app: FastAPI, limits: Limits) -> dict[str, Any]:
-    """Return the OpenAPI description, with problem details and the limits of this server."""
+    """Return the OpenAPI description, with request bodies, problem details and the limits of this server."""
     if app.openapi_schema is None:
         description = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        known = description["components"]["schemas"]
-        known["ProblemDetails"] = ProblemDetails.model_json_schema()
-        bodies = [
-            content["schema"]
-            for path in description["paths"].values()
-            for operation in path.values()
-            for content in operation.get("requestBody", {}).get("content", {}).values()
-        ]
-        for schema in bodies:
-            known.update(schema.pop("$defs", {}))
-        requests = [schema for name, schema in known.items() if name.endswith(("Request", "Part"))]
-        for schema in (*requests, *bodies):
+        models: list[Any] = [(model, "validation") for model in (*_BODIES, ProblemDetails)]
+        components = models_json_schema(models, ref_template=_REFERENCE)[1]["$defs"]
+        for schema in components.values():
             _add_limits(schema.get("properties", {}), limits)
+        for model in _BODIES:
+            if model.form_fields:
+                components[f"{model.__name__}Form"] = _describe_form(
+                    model, components[model.__name__]["properties"]
+                )
+        description["components"]["schemas"] |= components
         app.openapi_schema = description
     return app.openapi_schema
+
+
+def _describe_form(body: type[schemas.RequestBody], properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a body as a form: with files, and lists and objects as JSON."""
+    fields = {name: field for name, field in properties.items() if name in body.form_fields}
+    for name in schemas.JSON_FIELDS & fields.keys():
+        fields[name] = {"type": "string", "description": f"{fields[name].get('description')} As JSON."}
+    file = {"type": "string", "format": "binary"}
+    images = {"type": "array", "items": file, "description": body.model_fields["image"].description}
+    return {"type": "object", "properties": {"image": images, **fields}}
 
 
 def _add_limits(properties: dict[str, Any], limits: Limits) -> None:
@@ -239,10 +426,10 @@ def _add_limits(properties: dict[str, Any], limits: Limits) -> None:
     if "offset" in properties:
         properties["offset"]["maximum"] = limits.k - 1
     for name in ("text", "id", "captions"):
-        for kind in (properties.get(name, {}), *properties.get(name, {}).get("anyOf", ())):
-            if kind.get("type") == "array":
-                kind["maxItems"] = limits.batch
+        for choice in (properties.get(name, {}), *properties.get(name, {}).get("anyOf", ())):
+            if choice.get("type") == "array":
+                choice["maxItems"] = limits.batch
                 if name != "captions":
-                    kind["minItems"] = 1
-            if kind.get("type") == "string" and name == "text":
-                kind["maxLength"] = limits.text_characters
+                    choice["minItems"] = 1
+            if choice.get("type") == "string" and name == "text":
+                choice["maxLength"] = limits.text_characters

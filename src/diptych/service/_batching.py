@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
@@ -116,14 +117,15 @@ def _search_batch(
     model: LoadedModel, search: Callable[[Queries], list[Hits]], batch: list[list[str] | Matrix]
 ) -> list[list[Hits] | Exception]:
     encoded = _encode_batch(model, batch)
-    accepted = [each for each in encoded if isinstance(each, Queries)]
+    accepted = [queries for queries in encoded if isinstance(queries, Queries)]
     if not accepted:
-        return [each for each in encoded if isinstance(each, Exception)]
-    ignored = [words for each in accepted for words in each.ignored_words]
-    hits = iter(search(Queries(np.concatenate([each.features for each in accepted]), False, ignored)))
+        return [error for error in encoded if isinstance(error, Exception)]
+    ignored = [words for queries in accepted for words in queries.ignored_words]
+    features = np.concatenate([queries.features for queries in accepted])
+    hits = iter(search(Queries(features, False, ignored)))
     return [
-        each if isinstance(each, Exception) else [next(hits) for _ in range(len(each.features))]
-        for each in encoded
+        result if isinstance(result, Exception) else list(islice(hits, len(result.features)))
+        for result in encoded
     ]
 
 
@@ -135,7 +137,7 @@ def _encode_batch(model: LoadedModel, batch: list[list[str] | Matrix]) -> list[Q
     except InputError as error:
         if len(batch) == 1:
             return [error]
-        return [each for queries in batch for each in _encode_batch(model, [queries])]
+        return [result for queries in batch for result in _encode_batch(model, [queries])]
     encoded: list[Queries | Exception] = []
     start = 0
     for queries in batch:

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -146,6 +145,20 @@ class Slots:
         self.used -= 1
 
 
+def invalid_request(errors: list[Any]) -> Problem:
+    """Return the problem of a body in which pydantic found these errors."""
+    fields = [
+        {
+            "field": ".".join(str(part) for part in error["loc"]),
+            "detail": str(error["msg"]).removeprefix("Value error, "),
+        }
+        for error in errors
+    ]
+    field, detail = fields[0].values()
+    kind = "bad-filter" if field == "where" else "bad-request"
+    return Problem(422, kind, f"{field}: {detail}." if field else f"{detail}.", errors=fields)
+
+
 def unknown_item(item_id: str) -> Problem:
     return Problem(404, "unknown-item", f"there is no item {item_id[:200]!r}.")
 
@@ -170,18 +183,6 @@ def as_problem(error: Exception) -> Problem:
         return Problem(422, "bad-filter", str(error)[:MAX_DETAIL])
     if isinstance(error, InputError):
         return Problem(422, "bad-input", str(error)[:MAX_DETAIL])
-    if isinstance(error, RequestValidationError):
-        errors = [
-            {
-                "field": ".".join(str(part) for part in each["loc"][1:]),
-                "detail": str(each["msg"]).removeprefix("Value error, "),
-            }
-            for each in error.errors()
-        ]
-        first = errors[0] if errors else {"field": "", "detail": "the request does not match its schema"}
-        field = f"{first['field']}: " if first["field"] else ""
-        kind = "bad-filter" if first["field"] == "where" else "bad-request"
-        return Problem(422, kind, f"{field}{first['detail']}.", errors=errors)
     if isinstance(error, HTTPException):
         return Problem(error.status_code, "http", str(error.detail), error.headers)
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:

@@ -82,9 +82,8 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         """Tell the operator of missing encoders."""
-        for view in VIEWS:
-            if (error := self._encoder_error(view)) is not None:
-                log.warning("%s", error)
+        for error in self.encoder_errors.values():
+            log.warning("%s", error)
 
     @property
     def views(self) -> ViewNames:
@@ -97,11 +96,23 @@ class LoadedModel:
         return self.retriever.encoders.inputs
 
     @cached_property
+    def encoder_errors(self) -> dict[View, str]:
+        """Why items of a view cannot be encoded here, for the operator; a view is absent if they can be."""
+        encoders, errors = self.retriever.encoders, dict[View, str]()
+        for view in VIEWS:
+            try:
+                if (encoders.image if view == "image" else encoders.text) is None:
+                    (encoders.encode_images if view == "image" else encoders.encode_texts)([])
+            except InputError as error:
+                errors[view] = str(error)
+        return errors
+
+    @cached_property
     def upload_suffixes(self) -> frozenset[str]:
         """Suffixes of the files that may be uploaded for the first view: those of the stored items."""
         items = islice(self.retriever.store.items("image"), _FACET_ITEMS)
-        own = {suffix(item.path) for item in items if item.path is not None}
-        return frozenset(filter(None, own)) or frozenset(MEDIA_TYPES)
+        suffixes = {suffix(item.path) for item in items if item.path is not None} - {""}
+        return frozenset(suffixes or MEDIA_TYPES)
 
     @property
     def version(self) -> str:
@@ -111,20 +122,21 @@ class LoadedModel:
     @property
     def weighting(self) -> str:
         """The model's own weighting, for people."""
-        own = self.retriever.searcher.embedding.weighting
-        if own is None:
-            return "fusion"
-        if isinstance(own, str):
-            return own
-        return f"Σ^{own[0]:g} on {plural(self.views.image)}, Σ^{own[1]:g} on {plural(self.views.text)}"
+        weighting = self.retriever.searcher.embedding.weighting
+        if weighting is None or isinstance(weighting, str):
+            return weighting or "fusion"
+        powers = zip(weighting, (self.views.image, self.views.text), strict=True)
+        return ", ".join(f"Σ^{power:g} on {plural(name)}" for power, name in powers)
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray[Any, Any]:
         """Return the features of an uploaded file, from an encoder that reads files itself."""
-        own = suffix(name)
-        if own not in self.upload_suffixes:
+        ending = suffix(name)
+        if ending not in self.upload_suffixes:
             accepted = ", ".join(sorted(self.upload_suffixes))
-            raise UnreadableFile(f"files that end in {own[:10]!r} are not accepted; send one of {accepted}.")
-        with temporary_file(content, own) as path:
+            raise UnreadableFile(
+                f"files that end in {ending[:10]!r} are not accepted; send one of {accepted}."
+            )
+        with temporary_file(content, ending) as path:
             return encode_first_view(self.retriever.encoders, [path])
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
@@ -139,11 +151,8 @@ class LoadedModel:
         return rows
 
     def why_not_encoded(self, view: View) -> str | None:
-        """Return why queries of a view cannot be encoded here, for clients; None if they can be.
-
-        What to do about it is logged for the operator when the model is loaded.
-        """
-        if self._encoder_error(view) is None:
+        """Return why queries of a view cannot be encoded here, for clients; None if they can be."""
+        if view not in self.encoder_errors:
             return None
         return (
             f"This server has no {self.views.of(view)} encoder for this model; choose one of the stored "
@@ -209,22 +218,9 @@ class LoadedModel:
         layout = self.retriever.fitted.layout(view)
         return layout if len(layout) > 1 else self.retriever.searcher.embedding.features(view)
 
-    def _encoder_error(self, view: View) -> str | None:
-        encoders = self.retriever.encoders
-        try:
-            if (encoders.image if view == "image" else encoders.text) is None:
-                (encoders.encode_images if view == "image" else encoders.encode_texts)([])
-        except InputError as error:
-            return str(error)
-        return None
-
-    def _weightings(self) -> list[str]:
-        """Return what a search may be compared with."""
-        embedding = self.retriever.searcher.embedding
-        return list(dict.fromkeys(name for task in TASKS for name in embedding.masks(task)))
-
     def _describe(self) -> dict[str, Any]:
         model, info = self.retriever.fitted.core, self.retriever.info()
+        embedding = self.retriever.searcher.embedding
         items = list(islice(self.retriever.store.items(), _EXAMPLE_ITEMS))
         return {
             **{name: info.get(name, {}) for name in _INFO},
@@ -236,8 +232,11 @@ class LoadedModel:
                 for view, encoder in info["encoders"].items()
             },
             "weighting": self.weighting,
-            "weightings": self._weightings(),
-            "corrections": {t: describe_correction(own) for t, own in info.get("corrections", {}).items()},
+            "weightings": list(dict.fromkeys(name for task in TASKS for name in embedding.masks(task))),
+            "corrections": {
+                task: describe_correction(correction)
+                for task, correction in info.get("corrections", {}).items()
+            },
             "path": _describe_path(model.path_) if isinstance(model, FittedAWCCA) else None,
             "spectrum": {t: _thin_spectrum(np.asarray(model.models_[t].correlations)) for t in TASKS}
             if isinstance(model, FittedAWCCA)
@@ -250,8 +249,8 @@ class LoadedModel:
             "inputs": self.inputs,
             "uploads": sorted(self.upload_suffixes) if self.inputs == "paths" else [],
             "examples": {
-                view: [self.describe_item(item) for item in own]
-                for view, own in _choose_examples(items).items()
+                view: [self.describe_item(item) for item in chosen]
+                for view, chosen in _choose_examples(items).items()
             },
             **_collect_filters(items[:_FACET_ITEMS]),
             "calibration": info.get("calibration", {"absent": "this model has no calibration."}),
@@ -379,9 +378,9 @@ class ModelHolder:
 def _to_json(value: Any) -> Any:
     """Return ``value`` with types that JSON has; numbers it lacks become null."""
     if isinstance(value, dict):
-        return {str(key): _to_json(each) for key, each in value.items()}
+        return {str(key): _to_json(content) for key, content in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(each) for each in value]
+        return list(map(_to_json, value))
     if isinstance(value, np.generic):
         return _to_json(value.item())
     if isinstance(value, float):
@@ -427,8 +426,8 @@ def _choose_examples(items: list[Item]) -> dict[View, list[Item]]:
     """Return a few evenly spaced items of each view, held out from training if there are any."""
     examples: dict[View, list[Item]] = {}
     for view in VIEWS:
-        own = [item for item in items if item.view == view]
-        held_out = [item for item in own if item.metadata.get("split") in ("test", "val")] or own
+        of_view = [item for item in items if item.view == view]
+        held_out = [item for item in of_view if item.metadata.get("split") in ("test", "val")] or of_view
         short = [item for item in held_out if item.text and len(item.text) <= 90] or held_out
         step = max(1, len(short) // EXAMPLES)
         # The offset avoids that only first captions are chosen.

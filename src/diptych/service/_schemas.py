@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import unquote
 
 import numpy as np
+from fastapi import Request
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    InstanceOf,
     JsonValue,
     SkipValidation,
+    ValidationError,
     WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
+from starlette.datastructures import UploadFile
 
 from diptych._checks import InputError, count
 from diptych.retrieval._inputs import MAX_WEIGHT
-from diptych.service._limits import Limits
+from diptych.service._limits import Limits, Problem, invalid_request
+from diptych.service._security import media_type
 
 MAX_ID = 512
 MAX_METADATA = 16_384
@@ -135,10 +142,71 @@ def _examples(*examples: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": list(examples)})
 
 
+@dataclass(frozen=True)
+class FormFile:
+    """A file that was sent in a form."""
+
+    name: str
+    content: bytes
+
+
+Files = SkipJsonSchema[list[InstanceOf[FormFile]]]
+"""Files of a form; JSON has none."""
+
+JSON_FIELDS = frozenset({"where", "plus", "minus", "metadata"})
+"""Fields of a form that hold lists or objects, as JSON."""
+
+
 class RequestBody(BaseModel):
-    """Base class of request bodies; unknown fields are refused."""
+    """Base class of request bodies; unknown fields are refused.
+
+    ``form_fields`` are the fields that a form may have beside its images; without any, a body is JSON.
+    """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    form_fields: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    async def parse(cls, request: Request, limits: Limits) -> Self:
+        """Read and check the body of a request."""
+        kind = media_type(request.headers)
+        if kind == "multipart/form-data" and cls.form_fields:
+            content = await cls._read_form(request, limits)
+        elif kind == "application/json":
+            try:
+                content = json.loads(await request.body())
+            except (ValueError, RecursionError):
+                raise Problem(400, "no-json", "the request is not valid JSON.") from None
+        else:
+            form = "multipart/form-data with a file, or " if cls.form_fields else ""
+            raise Problem(415, "wrong-type", f"send {form}application/json.")
+        try:
+            body = cls.model_validate(content)
+        except ValidationError as error:
+            raise invalid_request(error.errors()) from None
+        body.check_limits(limits)
+        return body
+
+    def check_limits(self, limits: Limits) -> None:
+        """Refuse a request that exceeds the limits of this server."""
+
+    @classmethod
+    async def _read_form(cls, request: Request, limits: Limits) -> dict[str, Any]:
+        async with request.form(max_files=limits.batch, max_fields=limits.batch + 8) as form:
+            parts = [part for part in form.getlist("image") if isinstance(part, UploadFile)]
+            content: dict[str, Any] = {"image": [FormFile(p.filename or "", await p.read()) for p in parts]}
+        for name in set(form) - {"image"}:
+            values = [part for part in form.getlist(name) if isinstance(part, str)]
+            content[name] = values if name == "captions" else values[-1] if values else None
+            if name not in cls.form_fields:
+                raise Problem(422, "bad-request", f"{name[:100]}: a form has no such field.")
+            is_expression = name == "where" and not str(content[name]).lstrip().startswith("{")
+            if name in JSON_FIELDS and not is_expression:
+                try:
+                    content[name] = json.loads(content[name])
+                except (ValueError, TypeError, RecursionError):
+                    raise Problem(422, "bad-request", f"{name}: it is not valid JSON.") from None
+        return content
 
 
 class Query(RequestBody):
@@ -150,22 +218,28 @@ class Query(RequestBody):
     @model_validator(mode="after")
     def _check_query(self) -> Self:
         ways = [name for name in ("text", "id", "features") if name in type(self).model_fields]
-        if sum(getattr(self, way) is not None for way in ways) != 1:
-            raise ValueError(f"give exactly one of {', '.join(ways[:-1])} or {ways[-1]}")
+        if sum(getattr(self, way) is not None for way in ways) + bool(self.files) != 1:
+            form = ", or files in the field image of a form" if self.form_fields else ""
+            raise ValueError(f"give exactly one of {', '.join(ways[:-1])} or {ways[-1]}{form}")
         return self
 
     @property
     def names(self) -> list[Any]:
-        """The queries as the response repeats them: texts or ids, and None for each row of features."""
+        """The queries as the response repeats them: texts, ids or file names, None for a row of features."""
         if self.features is not None:
             return [None] * count_rows(self.features)
-        return self.id if self.id is not None else self.texts
+        return self.id if self.id is not None else self.texts or [file.name for file in self.files]
 
     @property
     def texts(self) -> list[str]:
         """The texts among the queries."""
         texts: list[str] | None = getattr(self, "text", None)
         return texts or []
+
+    @property
+    def files(self) -> list[FormFile]:
+        """The files among the queries."""
+        return getattr(self, "image", [])
 
 
 class TextQuery(Query):
@@ -210,8 +284,8 @@ Parts = Annotated[
 ]
 
 
-class PageOptions(RequestBody):
-    """Options of all searches."""
+class PagedQuery(Query):
+    """A query with the options of all searches."""
 
     k: Annotated[int, Field(ge=1, description="Hits per query.")] = 12
     offset: Annotated[
@@ -228,9 +302,24 @@ class PageOptions(RequestBody):
     )
     minus: Parts = Field(default_factory=list, description="What to subtract from a single query.")
 
+    def check_limits(self, limits: Limits) -> None:
+        """Refuse a search that exceeds the limits of this server."""
+        if self.k > limits.k:
+            raise InputError(f"k={self.k} exceeds the limit of this server; ask for at most {limits.k} hits.")
+        if self.offset + self.k > limits.k:
+            raise InputError(
+                f"offset={self.offset} and k={self.k} reach beyond the first {limits.k} hits, the limit of "
+                "this server; ask for fewer."
+            )
+        parts = (*self.plus, *self.minus)
+        if parts and len(self.names) != 1:
+            raise InputError("plus and minus are for one query at a time; send a request for each.")
+        texts = [*self.texts, *(text for part in parts for text in part.texts)]
+        check_sizes(limits, len(self.names), texts)
 
-class SearchOptions(PageOptions):
-    """Options of ``search`` and ``annotate``."""
+
+class TaskQuery(PagedQuery, TextQuery):
+    """A query with the options of ``search`` and ``annotate``."""
 
     min_probability: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
         None, description="Leave out hits that are less likely to be right; for a model with a calibration."
@@ -242,7 +331,7 @@ class SearchOptions(PageOptions):
     )
 
 
-class SearchRequest(SearchOptions, TextQuery):
+class SearchRequest(TaskQuery):
     """Search images for texts, for stored captions, or for text features."""
 
     model_config = _examples(
@@ -256,21 +345,19 @@ class SearchRequest(SearchOptions, TextQuery):
     )
 
 
-class AnnotateForm(SearchOptions):
-    """Fields of a form beside its images."""
+class AnnotateRequest(TaskQuery):
+    """Search captions for uploaded or stored images, or for image features."""
 
-
-class AnnotateRequest(AnnotateForm, TextQuery):
-    """Search captions for stored images, or for image features."""
-
+    form_fields = frozenset({"k", "offset", "where", "plus", "minus", "min_probability", "weighting"})
     model_config = _examples(
         {"id": "images/scene-000007.png", "k": 5},
         {"features": [[0.12, -1.5, 0.7], [0.3, 0.0, -2.0]]},
         {"features": {"resnet": [0.12, -1.5], "dino": [0.7, 0.1, -0.3]}},
     )
+    image: Files = Field(default=[], description="The image, or several.")
 
 
-class SimilarRequest(PageOptions, Query):
+class SimilarRequest(PagedQuery):
     """Search images similar to an image, or captions similar to a caption."""
 
     model_config = _examples(
@@ -287,15 +374,29 @@ class SimilarRequest(PageOptions, Query):
         return self
 
 
-class AddForm(RequestBody):
-    """Fields of a form beside its image."""
+class AddRequest(RequestBody):
+    """An image with its captions, or either alone; features in place of encoding here."""
 
+    form_fields = frozenset({"id", "captions", "metadata"})
+    model_config = _examples(
+        {"captions": ["a red star at night"]},
+        {"id": "photo-17", "features": [0.12, -1.5, 0.7], "metadata": {"album": "2024"}},
+        {"features": [0.12, -1.5], "captions": ["a red star"], "caption_features": [[0.3, 0.1]]},
+    )
     id: ItemId | None = Field(
         None,
         description="The id of the image; its captions get it with # and a number. Default: a random id.",
     )
     captions: list[Text] = Field(default_factory=list, description="Captions of the image.")
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Values to filter by.")
+    text: Text | None = Field(
+        None, description="In place of an image, for a model whose first view is texts, such as molecules."
+    )
+    features: Features = Field(None, description=f"Of one image. {ABOUT_FEATURES}")
+    caption_features: Features = Field(
+        None, description="Of the captions, one list for each; needed where the server has no text encoder."
+    )
+    image: Files = Field(default=[], max_length=1, description="The image.")
 
     @model_validator(mode="after")
     def _check_metadata(self) -> Self:
@@ -307,23 +408,6 @@ class AddForm(RequestBody):
         if len(content) > MAX_METADATA:
             raise ValueError(f"metadata has {len(content)} characters; at most {MAX_METADATA} are accepted")
         return self
-
-
-class AddRequest(AddForm):
-    """Captions to add, with or without an image; features in place of encoding here."""
-
-    model_config = _examples(
-        {"captions": ["a red star at night"]},
-        {"id": "photo-17", "features": [0.12, -1.5, 0.7], "metadata": {"album": "2024"}},
-        {"features": [0.12, -1.5], "captions": ["a red star"], "caption_features": [[0.3, 0.1]]},
-    )
-    text: Text | None = Field(
-        None, description="In place of an image, for a model whose first view is texts, such as molecules."
-    )
-    features: Features = Field(None, description=f"Of one image. {ABOUT_FEATURES}")
-    caption_features: Features = Field(
-        None, description="Of the captions, one list for each; needed where the server has no text encoder."
-    )
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
@@ -343,6 +427,11 @@ class AddRequest(AddForm):
             return [*self.captions]
         rows = count_rows(self.caption_features)
         return [*self.captions] if len(self.captions) == rows else [None] * rows
+
+    def check_limits(self, limits: Limits) -> None:
+        """Refuse an item that exceeds the limits of this server."""
+        texts = [*self.captions, *([] if self.text is None else [self.text])]
+        check_sizes(limits, max(1, len(self.all_captions)), texts)
 
 
 class SessionRequest(RequestBody):
@@ -487,21 +576,6 @@ class ModelOut(BaseModel):
 def count_rows(features: Matrix | dict[str, Matrix]) -> int:
     """Return the number of rows of features."""
     return len(features if isinstance(features, np.ndarray) else next(iter(features.values())))
-
-
-def check_search(limits: Limits, body: PageOptions, names: Sequence[Any], texts: Sequence[str] = ()) -> None:
-    """Refuse a search that exceeds the limits of this server; ``texts`` are those among the queries."""
-    if body.k > limits.k:
-        raise InputError(f"k={body.k} exceeds the limit of this server; ask for at most {limits.k} hits.")
-    if body.offset + body.k > limits.k:
-        raise InputError(
-            f"offset={body.offset} and k={body.k} reach beyond the first {limits.k} hits, the limit of this "
-            "server; ask for fewer."
-        )
-    parts = (*body.plus, *body.minus)
-    if parts and len(names) != 1:
-        raise InputError("plus and minus are for one query at a time; send a request for each.")
-    check_sizes(limits, len(names), [*texts, *(text for part in parts for text in part.texts)])
 
 
 def check_sizes(limits: Limits, queries: int, texts: Sequence[str]) -> None:

@@ -9,11 +9,10 @@ import ipaddress
 import logging
 import time
 from collections.abc import Callable, Container
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diptych._checks import InputError
@@ -230,11 +229,8 @@ class Gate:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._access.accepts(address, token=token.strip()):
             return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            cookie = None
-        if cookie is not None and self._access.accepts(address, cookie=cookie.value):
+        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+        if self._access.accepts(address, cookie=cookie):
             return True
         if path in (HEALTH, SESSION) or path in self._open_paths:
             return False

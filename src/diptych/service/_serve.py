@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,7 +69,7 @@ def serve(
     """
     token = check_token(host, token)
     _log_to_stderr(quiet)
-    with contextlib.ExitStack() as stack:
+    with _interrupt_once(), contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(listen(host, port)))
         if writable:
             stack.enter_context(lock_for_serving(folder))
@@ -82,6 +83,22 @@ def serve(
         )
         service = Service(holder, limits or Limits(), token, threads)
         run(service, listener, log_queries=log_queries, browser=browser, say=say)
+
+
+@contextlib.contextmanager
+def _interrupt_once() -> Iterator[None]:
+    """Let Ctrl+C interrupt once and ignore any further: it could come at any moment while all is closed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, previous)
 
 
 class _Server(uvicorn.Server):
@@ -100,15 +117,8 @@ class _Server(uvicorn.Server):
         self.force_exit = False
 
 
-def run(
-    service: Service,
-    listener: socket.socket,
-    *,
-    log_queries: bool = False,
-    browser: bool = False,
-    say: Callable[[str], None] = print,
-) -> None:
-    """Serve on a listening socket until the process is stopped."""
+def make_server(service: Service, *, log_queries: bool = False) -> uvicorn.Server:
+    """Return the server of a service, with its limits."""
     config = uvicorn.Config(
         build_app(service, log_queries=log_queries),
         access_log=False,
@@ -121,8 +131,19 @@ def run(
         # Any client can send X-Forwarded-For: it counts only from proxies that the operator names.
         proxy_headers=bool(os.environ.get("FORWARDED_ALLOW_IPS")),
     )
-    server = _Server(config)
-    url = page_url(listener)
+    return _Server(config)
+
+
+def run(
+    service: Service,
+    listener: socket.socket,
+    *,
+    log_queries: bool = False,
+    browser: bool = False,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve on a listening socket until the process is stopped."""
+    server, url = make_server(service, log_queries=log_queries), page_url(listener)
     items, views = service.model.describe()["items"], service.model.views
     say(f"{service.model.name}: {count(items['image'], views.image)}, {count(items['text'], views.text)}")
     say(f"Open {url} (Ctrl+C stops)")

@@ -19,8 +19,7 @@ from diptych.retrieval._inputs import Queries, QueryPart
 from diptych.retrieval._items import QUERIED, VIEWS, Item, View
 from diptych.service import _schemas as schemas
 from diptych.service._batching import Batcher
-from diptych.service._files import SentFile, check_file, encode_first_view, suffix
-from diptych.service._images import Images, WebpImage
+from diptych.service._files import Images, SentFile, WebpImage, check_file, encode_first_view, suffix
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, unknown_item
 from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._schemas import Matrix
@@ -60,27 +59,6 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
-
-
-@dataclass(frozen=True)
-class FormFile:
-    """A file that was sent in a form."""
-
-    name: str
-    content: bytes
-
-
-@dataclass(frozen=True)
-class FileQuery:
-    """Queries that are files of a form."""
-
-    files: list[FormFile]
-    texts = ()
-
-    @property
-    def names(self) -> list[str]:
-        """Their names, as the response repeats them."""
-        return [file.name for file in self.files]
 
 
 @dataclass(eq=False)
@@ -165,21 +143,17 @@ class Service:
 
     # Searching
 
-    async def search(
-        self, task: Task, options: schemas.SearchOptions, query: schemas.Query | FileQuery
-    ) -> dict[str, Any]:
+    async def search(self, task: Task, body: schemas.TaskQuery) -> dict[str, Any]:
         """Answer the queries of a request."""
         start, model, view = time.perf_counter(), self.model, QUERIED[task]
-        schemas.check_search(self.limits, options, query.names, query.texts)
-        queries = await self._read_queries(model, view, query)
-        choices = await self._read_options(model, view, options)
-        hits = await self.batcher.search(model, task, queries, **choices)
-        return await self.look_up(model.describe_results, query.names, hits, start, options.weighting)
+        queries = await self._read_queries(model, view, body)
+        options = await self._read_options(model, view, body)
+        hits = await self.batcher.search(model, task, queries, **options)
+        return await self.look_up(model.describe_results, body.names, hits, start, body.weighting)
 
     async def find_similar(self, body: schemas.SimilarRequest) -> dict[str, Any]:
         """Answer a search for items that are similar to one of their view."""
         start, model = time.perf_counter(), self.model
-        schemas.check_search(self.limits, body, body.names)
         view = body.view or await self._find_view(model, body.names[0])
         queries = await self._read_queries(model, view, body)
         options = await self._read_options(model, view, body)
@@ -187,13 +161,10 @@ class Service:
         hits = await self.batcher.run(model.retriever.similar, **options)
         return await self.look_up(model.describe_results, body.names, [hits], start)
 
-    async def _read_queries(
-        self, model: LoadedModel, view: View, query: schemas.Query | FileQuery
-    ) -> list[str] | Matrix:
+    async def _read_queries(self, model: LoadedModel, view: View, query: schemas.Query) -> list[str] | Matrix:
         """Return the features of queries of a view, or texts, which are encoded together with others."""
-        if isinstance(query, FileQuery):
-            files = [await self._encode_file(model, file.content, file.name) for file in query.files]
-            return np.concatenate(files)
+        if query.files:
+            return np.concatenate([await self._encode_file(model, f.content, f.name) for f in query.files])
         if query.features is not None:
             return await self.look_up(model.join_features, view, query.features)
         if query.id is not None:
@@ -203,11 +174,10 @@ class Service:
         _check_encoder(model, view)
         return query.texts
 
-    async def _read_options(
-        self, model: LoadedModel, view: View, body: schemas.PageOptions
-    ) -> dict[str, Any]:
+    async def _read_options(self, model: LoadedModel, view: View, body: schemas.PagedQuery) -> dict[str, Any]:
         """Return the options of a search in the library's terms; ``view`` is that of the query."""
-        options = body.model_dump(include={"k", "offset", "where", "weighting", "min_probability"})
+        names = ("k", "offset", "where", "weighting", "min_probability")
+        options = {name: value for name in names if (value := getattr(body, name, None)) is not None}
         for name, parts in (("plus", body.plus), ("minus", body.minus)):
             options[name] = [(await self._read_part(model, view, part), part.weight) for part in parts]
         return options
@@ -259,14 +229,14 @@ class Service:
 
     async def _item_features(self, model: LoadedModel, view: View, ids: list[str]) -> Matrix:
         """Return the features of stored items, encoded again where the model does not keep them."""
-        items = []
-        found = await self.look_up(lambda: list(map(model.retriever.item, ids)))
-        for item_id, item in zip(ids, found, strict=True):
+        items: list[Item] = []
+        stored = await self.look_up(lambda: list(map(model.retriever.item, ids)))
+        for item_id, item in zip(ids, stored, strict=True):
             if item is None:
                 raise unknown_item(item_id)
             if item.view != view:
-                stored, other = (with_article(model.noun(each)) for each in (item.view, view))
-                raise InputError(f"{item_id!r} is {stored}; give the id of {other}.")
+                noun, expected = (with_article(model.noun(name)) for name in (item.view, view))
+                raise InputError(f"{item_id!r} is {noun}; give the id of {expected}.")
             items.append(item)
         if (features := await self.look_up(model.retriever.store.features, view, ids)) is not None:
             return features
@@ -319,21 +289,21 @@ class Service:
 
     # Changes
 
-    async def add(self, body: schemas.AddRequest, file: FormFile | None = None) -> dict[str, Any]:
+    async def add(self, body: schemas.AddRequest) -> dict[str, Any]:
         """Add an image, by its file, text or features, with its captions, or either alone; return the ids."""
-        model, captions = self.model, body.all_captions
+        model = self.model
         source: Upload | str | None = body.text
-        if file is not None:
+        for file in body.image:
             source = Upload(file.content, "" if model.inputs == "images" else suffix(file.name))
-        if source is None and body.features is None and not captions:
+        if source is None and body.features is None and not body.all_captions:
             nouns = " nor ".join(with_article(model.noun(view)) for view in VIEWS)
             raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
-        schemas.check_sizes(self.limits, max(1, len(captions)), [*body.captions, *filter(None, [body.text])])
         rows, caption_rows = await self._encode_addition(model, body, source)
         async with self.holder.writing:
             if self.model is not model:  # the new version may need other features
                 rows, caption_rows = await self._encode_addition(self.model, body, source)
             image = None if rows is None else (source, rows)
+            captions = body.all_captions
             ids = await self._change(self.writer.add, image, captions, body.id, body.metadata, caption_rows)
         self._save_if_due()
         return ids

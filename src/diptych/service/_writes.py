@@ -44,8 +44,7 @@ from diptych._persistence import (
 from diptych.retrieval import Retriever
 from diptych.retrieval._folder import check_current, save
 from diptych.retrieval.stores._base import UnavailableError
-from diptych.service._files import encode_first_view, suffix
-from diptych.service._images import Decoder
+from diptych.service._files import Decoder, encode_first_view, suffix
 from diptych.service._limits import Limits, MovedError, Problem, unknown_item
 
 log = logging.getLogger("diptych.service")
