@@ -14,7 +14,7 @@ import threadpoolctl
 
 from diptych import InputError
 from reproduction.data import find_data
-from reproduction.runner import EXPERIMENTS, Reproduction, check_experiments
+from reproduction.runner import Reproduction, check_experiments, list_experiments
 from reproduction.setting import Options
 
 
@@ -26,13 +26,12 @@ def read_arguments(words: list[str] | None = None) -> argparse.Namespace:
         "ones. Writes report.html, results.json, and every table as CSV, LaTeX and Markdown. Results are "
         "stored in the folder: a second run computes only what changed in the data, the options or the code.",
     )
-    names = "; ".join(f"{each.name} ({each.place})" for each in EXPERIMENTS.values())
     parser.add_argument("dataset", help="flickr8k, flickr30k, coco, scenes, or the name of a protocol")
     add = parser.add_argument
     add("--data", type=Path, help="folder of the split file and features; not needed for scenes")
     add("--out", "-o", type=Path, default=Path("reproduction-output"), help="folder for the report")
     add("--quick", action="store_true", help="a small version: coarse grids, fewer features")
-    add("--only", help=f"some experiments, by name or by the paper's numbers: {names}")
+    add("--only", help=f"some experiments, by name or by the paper's numbers: {list_experiments()}")
     add("--seeds", type=int, default=1, help="seeds of the main tables, for mean and spread")
     add("--query", help="the text of the t-SNE figure; by default a test caption is chosen")
     add("--vectors", type=Path, help="word vectors, if they are not in the data folder")
@@ -77,8 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     reproduction = Reproduction(data, options, arguments.out)
     if not quiet:
-        for each in data.files:
-            print(f"{each.file}: {each.use}", file=sys.stderr)
+        for file, use in data.files:
+            print(f"{file}: {use}", file=sys.stderr)
     for step in reproduction.run(names):
         if not quiet:
             print(f"{step.done + 1} of {step.total}: {step.label}", file=sys.stderr)

@@ -211,8 +211,8 @@ def find_data(
         files.append(DataFile(pairs_file.name, use))
     reader.read_folder(base)
     reader.read_named(features)
-    names = Counter(each.name for each in (*reader.images, *reader.texts))
-    for repeated in (each for each, count in names.items() if count > 1):
+    names = Counter(features.name for features in (*reader.images, *reader.texts))
+    for repeated in (name for name, count in names.items() if count > 1):
         raise InputError(f"two files of features are called {repeated}; give each its own name.")
     if not reader.images:
         raise InputError(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.data import join, read_pairs, split_by_image
-from diptych.data._metadata import MetadataReader
+from diptych.data._tables import MetadataReader
 
 ROWS = [
     {"image": "a.jpg", "caption": "A cat.", "year": 2010, "tag": "pet", "rating": 4.5, "ok": True},

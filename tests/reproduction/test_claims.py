@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from reproduction import claims
-from reproduction.intervals import Answers, Interval
-from reproduction.published import published_claims
-from reproduction.verdicts import compare
+from reproduction.claims import published_claims
+from reproduction.verdicts import Answers, Interval, compare
 
 N = 1000
 DIFFICULTY = np.random.default_rng(5).permutation(N) / N

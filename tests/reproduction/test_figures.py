@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from reproduction.figures import draw_selected_filters
+from reproduction.maps import draw_selected_filters
 
 
 def test_the_legend_is_outside_the_axes():

@@ -3,7 +3,7 @@
 import pytest
 
 from diptych import InputError
-from reproduction.published import published
+from reproduction.tables import published
 
 
 @pytest.mark.parametrize(

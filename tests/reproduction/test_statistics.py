@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reproduction.intervals import RESAMPLES, Answers, draw_images, make_intervals, resample_recall
+from reproduction.verdicts import RESAMPLES, Answers, draw_images, make_intervals, resample_recall
 
 N = 800
 

@@ -8,9 +8,9 @@ import pytest
 from diptych.cca import Tikhonov, project, regularized_cca, spectra
 from diptych.cca.selection import make_grid, make_problem, regularization_path
 from diptych.ranking import metric, ranks
+from reproduction.comparisons import sweep
 from reproduction.maps import _score_grid
 from reproduction.setting import mean_captions
-from reproduction.weighting import sweep
 
 POWERS = ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5), (1.0, 1.0), (3.0, 3.0), (0.3, 0.7))
 
