@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from commands import refused, run, run_json
+from commands import config, refused, run, run_json
 from diptych._checks import DataWarning, InputError
 from diptych.data import _hub_datasets, read_pairs
 from diptych.scenes import make_scenes
@@ -281,15 +281,15 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch):
         read_pairs("hf:ada/scenes")
 
 
-def test_commands_take_datasets(tmp_path, scenes):
-    made = make_scenes(60).write(tmp_path / "drawn")
-    make_dataset(made, range(60)).save_to_disk(tmp_path / "made")
+def test_commands_take_datasets(tmp_path):
+    scenes = make_scenes(60, size=48).write(tmp_path / "drawn")
+    make_dataset(scenes, range(60)).save_to_disk(tmp_path / "made")
     source, images = f"hf:{tmp_path / 'made'}", ["--images", tmp_path / "images"]
     report = run_json("check", source, *images)
     assert (report["images"], report["captions"], report["ok"]) == (60, 300, True)
-    encoders = ["--image-encoder", "pyramid", "--text-encoder", "hkse"]
-    assert run("fit", source, *images, *encoders, "--out", tmp_path / "model", "-q").exit_code == 0
-    (hit,) = run_json("search", tmp_path / "model", made.captions[0], "-k", 1)["answers"][0]["hits"]
+    options = ["--image-encoder", "pyramid", "--text-encoder", "hkse", *config(model={"grid": 3})]
+    assert run("fit", source, *images, *options, "--out", tmp_path / "model", "-q").exit_code == 0
+    (hit,) = run_json("search", tmp_path / "model", scenes.captions[0], "-k", 1)["answers"][0]["hits"]
     assert hit["path"].startswith(str(tmp_path / "images"))
     assert "has no split 'dev'" in refused("check", f"{source}?split=dev")
 

@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -54,10 +55,6 @@ def write_parquet(place, array, fixed=True, groups=16, **more):
     return f"{place}.parquet"
 
 
-def write_lists(place, array):
-    return write_parquet(place, array, fixed=False)
-
-
 def write_zarr(place, array, version=3, **more):
     zarr = pytest.importorskip("zarr", reason="zarr is not installed")
     place = f"{place}.zarr"
@@ -68,15 +65,14 @@ def write_zarr(place, array, version=3, **more):
     return place
 
 
-def write_old_zarr(place, array):
-    return write_zarr(place, array, version=2)
-
-
-def write_sharded(place, array):
-    return write_zarr(place, array, shards=(16, 6))
-
-
-WRITERS = [write_npy, write_parquet, write_lists, write_zarr, write_old_zarr, write_sharded]
+WRITERS = {
+    "npy": write_npy,
+    "parquet": write_parquet,
+    "lists": partial(write_parquet, fixed=False),
+    "zarr": write_zarr,
+    "old zarr": partial(write_zarr, version=2),
+    "sharded zarr": partial(write_zarr, shards=(16, 6)),
+}
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -89,17 +85,18 @@ def place(request, tmp_path):
         fsspec.filesystem("memory").store.clear()
 
 
-@pytest.mark.parametrize("write", WRITERS)
-@pytest.mark.parametrize("rows", [None, 7, 24])
-def test_every_format_gives_back_what_was_written(place, write, rows):
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_every_format_gives_back_what_was_written(place, write):
     x, y = views()
-    blocks = shards(write(f"{place}/x", x), write(f"{place}/y", y), 3, rows=rows)
-    found_x, found_y = joined(blocks)
-    np.testing.assert_array_equal(found_x, np.repeat(x, 3, axis=0))
-    np.testing.assert_array_equal(found_y, y)
-    assert (blocks.n_x, blocks.n_y, blocks.widths) == (40, 120, (5, 4))
-    assert rows is None or all(len(block.load()[1]) <= rows for block in blocks)
-    assert len(blocks) > 1 or rows is None
+    names = write(f"{place}/x", x), write(f"{place}/y", y)
+    for rows in (None, 7, 24):
+        blocks = shards(*names, 3, rows=rows)
+        read_x, read_y = joined(blocks)
+        np.testing.assert_array_equal(read_x, np.repeat(x, 3, axis=0))
+        np.testing.assert_array_equal(read_y, y)
+        assert (blocks.n_x, blocks.n_y, blocks.widths) == (40, 120, (5, 4))
+        assert rows is None or all(len(block.load()[1]) <= rows for block in blocks)
+        assert len(blocks) > 1 or rows is None
 
 
 def test_both_views_may_be_columns_of_the_same_files(place):
@@ -108,9 +105,9 @@ def test_both_views_may_be_columns_of_the_same_files(place):
         half = slice(part * 20, part * 20 + 20)
         write_parquet(f"{place}/pairs-{part}", x[half], text=y[half])
     files = f"{place}/pairs-*.parquet"
-    found_x, found_y = joined(shards(files, files, x_key="vector", y_key="text", rows=9))
-    np.testing.assert_array_equal(found_x, x)
-    np.testing.assert_array_equal(found_y, y)
+    read_x, read_y = joined(shards(files, files, x_key="vector", y_key="text", rows=9))
+    np.testing.assert_array_equal(read_x, x)
+    np.testing.assert_array_equal(read_y, y)
 
 
 @given(
@@ -133,9 +130,9 @@ def test_rows_stay_together_however_files_and_blocks_are_cut(tmp_path_factory, s
             shards(x_names, y_names, captions, rows=rows)
         return
     blocks = shards(x_names, y_names, captions, rows=rows)
-    found_x, found_y = joined(blocks)
-    np.testing.assert_array_equal(found_x, np.repeat(x, captions, axis=0))
-    np.testing.assert_array_equal(found_y, y)
+    read_x, read_y = joined(blocks)
+    np.testing.assert_array_equal(read_x, np.repeat(x, captions, axis=0))
+    np.testing.assert_array_equal(read_y, y)
     assert all(len(block.load()[1]) <= max(rows, captions) for block in blocks)
 
 
@@ -320,7 +317,7 @@ class TestBadInput:
             with pytest.raises(InputError, match=r"at most 10 are read at once"):
                 shards(name, name, max_bytes=10)
 
-    @pytest.mark.parametrize("write", WRITERS)
+    @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
     def test_errors_name_a_file_that_was_damaged_later(self, tmp_path, write):
         x, y = views(captions=1)
         block = shards(write(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=10)[2]
