@@ -10,14 +10,13 @@ import re
 import struct
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,7 +255,7 @@ _ZARR_CODECS = (
 
 
 @dataclass(frozen=True)
-class Matrix(ABC):
+class Matrix:
     """A matrix in a file. It can be sent to another process; the file is opened anew for each read."""
 
     name: str  # absolute path or URL
@@ -265,6 +264,7 @@ class Matrix(ABC):
     dtype: str
     key: str | None = None  # of the column or array; None: the only one in the file
     grain: int = 1  # rows that are packed together: ranges that keep to multiples of it unpack nothing twice
+    offset: int = 0  # of the numbers of a remote ``.npy`` file
     version: str = ""  # changes when the content does
     options: StorageOptions = field(default=None, repr=False)  # may hold secrets, so never shown
     max_bytes: int = LARGEST_PIECE
@@ -272,7 +272,7 @@ class Matrix(ABC):
     def read(self, start: int, stop: int) -> Features:
         """Return the rows from ``start`` to ``stop``; memory-mapped if the file is local and plain."""
         with explain_errors(self.name):
-            rows = self._read(start, stop)
+            rows = _find_format(self.name).read(self, start, stop)
         if rows.shape != (stop - start, self.width):
             raise InputError(
                 f"{self.name} gave an array of shape {list(rows.shape)} for rows {start} to {stop - 1}; "
@@ -280,8 +280,12 @@ class Matrix(ABC):
             )
         return rows
 
-    @abstractmethod
-    def _read(self, start: int, stop: int) -> NDArray[Any]: ...
+
+class _Format(NamedTuple):
+    """How a matrix is opened, of which only the header is read, and how some of its rows are read."""
+
+    open: Callable[[str, str | None, StorageOptions, int], Matrix]
+    read: Callable[[Matrix, int, int], NDArray[Any]]
 
 
 def open_matrix(
@@ -294,48 +298,36 @@ def open_matrix(
 
     Only the header is read.
     """
-    suffix = PurePosixPath(name).suffix.lower()
-    if suffix == ".parquet":
-        matrix: Matrix = _open_parquet(name, key, options, max_bytes)
-    elif suffix == ".zarr":
-        matrix = _open_zarr(name, key, options, max_bytes)
-    elif not is_remote(name):
-        features = open_features(name, key=key, max_bytes=max_bytes)
-        rows, width = features.shape
-        matrix = LocalMatrix(name, rows, width, features.dtype.str, key, max_bytes=max_bytes)
-    elif suffix == ".npy":
-        matrix = _open_remote_npy(name, options)
-    else:
-        raise InputError(f"{name}: unsupported format for a remote file; expected .npy, .parquet or .zarr.")
+    matrix = _find_format(name).open(name, key, options, max_bytes)
     if np.dtype(matrix.dtype).kind not in "fiu" or matrix.width < 1:
         raise InputError(
             f"{name} holds {matrix.dtype}[{matrix.rows}, {matrix.width}]; expected a matrix of real numbers."
         )
-    return replace(matrix, version=file_version(name, options))
+    version = file_version(name, options)
+    return replace(matrix, key=matrix.key or key, version=version, options=options, max_bytes=max_bytes)
 
 
-@dataclass(frozen=True)
-class LocalMatrix(Matrix):
-    """A matrix on a local disk, mapped if the file allows it."""
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        return open_features(self.name, key=self.key, max_bytes=self.max_bytes)[start:stop]
-
-
-@dataclass(frozen=True)
-class RemoteNpy(Matrix):
-    """A remote ``.npy`` file, whose numbers begin at ``offset``; only the bytes of the rows are fetched."""
-
-    offset: int = 0
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        dtype = np.dtype(self.dtype)
-        row = self.width * dtype.itemsize
-        content = read_bytes(self.name, self.offset + start * row, self.offset + stop * row, self.options)
-        return np.frombuffer(content, dtype).reshape(-1, self.width)
+def _find_format(name: str) -> _Format:
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix in (".parquet", ".zarr"):
+        return _FORMATS[suffix]
+    if not is_remote(name):
+        return _FORMATS["local"]
+    if suffix != ".npy":
+        raise InputError(f"{name}: unsupported format for a remote file; expected .npy, .parquet or .zarr.")
+    return _FORMATS[suffix]
 
 
-def _open_remote_npy(name: str, options: StorageOptions) -> RemoteNpy:
+def _open_local(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
+    features = open_features(name, key=key, max_bytes=max_bytes)
+    return Matrix(name, len(features), features.shape[1], features.dtype.str)
+
+
+def _read_local(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
+    return open_features(matrix.name, key=matrix.key, max_bytes=matrix.max_bytes)[start:stop]
+
+
+def _open_remote_npy(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
     head = io.BytesIO(read_bytes(name, 0, _NPY_HEADER_BYTES, options))
     with explain_errors(name):
         shape, fortran, dtype, offset = read_npy_header(head)
@@ -345,40 +337,18 @@ def _open_remote_npy(name: str, options: StorageOptions) -> RemoteNpy:
     missing = offset + shape[0] * shape[1] * dtype.itemsize - remote_size(name, options)
     if missing > 0:
         raise InputError(f"{name} is {missing:,} bytes too short for the {shape[0]} rows of its header.")
-    return RemoteNpy(name, shape[0], shape[1], dtype.str, options=options, offset=offset)
+    return Matrix(name, shape[0], shape[1], dtype.str, offset=offset)
 
 
-@dataclass(frozen=True)
-class ParquetColumn(Matrix):
-    """A column of lists of equal length; only the row groups of the requested rows are read."""
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        with _parquet_file(self.name, self.options) as file:
-            ends = list(accumulate(_group_rows(file)))
-            first, last = bisect_right(ends, start), bisect_right(ends, stop - 1)
-            position = ends[first - 1] if first else 0
-            parts = []
-            groups = range(first, last + 1)
-            for batch in file.iter_batches(_PARQUET_BATCH_ROWS, groups, columns=[self.key]):
-                low, high = max(start - position, 0), min(stop - position, len(batch))
-                if low < high:
-                    parts.append(self._to_array(batch.column(0).slice(low, high - low)))
-                position += len(batch)
-                if position >= stop:
-                    break
-        return np.concatenate(parts) if parts else np.empty((0, self.width), self.dtype)
-
-    def _to_array(self, column: Any) -> NDArray[Any]:
-        lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
-        if column.null_count or np.any(lengths != self.width):
-            raise InputError(
-                f"{self.name}: column {self.key!r} has vectors of other lengths than {self.width}, or none "
-                "in some rows; write vectors of one length."
-            )
-        return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(-1, self.width)
+def _read_remote_npy(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
+    """Fetch only the bytes of some rows."""
+    dtype = np.dtype(matrix.dtype)
+    first, last = (matrix.offset + row * matrix.width * dtype.itemsize for row in (start, stop))
+    content = read_bytes(matrix.name, first, last, matrix.options)
+    return np.frombuffer(content, dtype).reshape(-1, matrix.width)
 
 
-def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> ParquetColumn:
+def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
     with explain_errors(name), _parquet_file(name, options) as file:
         fields = {field.name: field.type for field in file.schema_arrow if _is_vector_type(field.type)}
         if key is None and len(fields) != 1:
@@ -404,7 +374,33 @@ def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes
         same_size = groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0]
         dtype = np.dtype(fields[key].value_type.to_pandas_dtype()).str
         grain = groups[0] if same_size else 1
-        return ParquetColumn(name, sum(groups), width, dtype, key, grain, "", options, max_bytes)
+        return Matrix(name, sum(groups), width, dtype, key, grain)
+
+
+def _read_parquet(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
+    """Read the row groups of some rows of a column of lists of equal length."""
+    with _parquet_file(matrix.name, matrix.options) as file:
+        ends = list(accumulate(_group_rows(file)))
+        first, last = bisect_right(ends, start), bisect_right(ends, stop - 1)
+        position = ends[first - 1] if first else 0
+        parts = []
+        groups = range(first, last + 1)
+        for batch in file.iter_batches(_PARQUET_BATCH_ROWS, groups, columns=[matrix.key]):
+            low, high = max(start - position, 0), min(stop - position, len(batch))
+            if low < high:
+                column = batch.column(0).slice(low, high - low)
+                lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
+                if column.null_count or np.any(lengths != matrix.width):
+                    raise InputError(
+                        f"{matrix.name}: column {matrix.key!r} has vectors of other lengths than "
+                        f"{matrix.width}, or none in some rows; write vectors of one length."
+                    )
+                numbers = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
+                parts.append(numbers.reshape(-1, matrix.width))
+            position += len(batch)
+            if position >= stop:
+                break
+    return np.concatenate(parts) if parts else np.empty((0, matrix.width), matrix.dtype)
 
 
 @contextmanager
@@ -428,24 +424,21 @@ def _group_rows(file: Any) -> list[int]:
     return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
 
-@dataclass(frozen=True)
-class ZarrArray(Matrix):
-    """A Zarr array of format 2 or 3; only the chunks of the requested rows are read."""
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        path = _zarr_path(self.name, self.key)
-        _check_zarr(path, self.options, self.max_bytes)  # it may have changed since it was opened
-        zarr, store = _import_zarr(self.name), path
-        if is_remote(path):  # through fsspec, because Zarr would treat some URLs as stores of its own
-            options = dict(self.options or {})
-            store = zarr.storage.FsspecStore.from_url(path, storage_options=options, read_only=True)
-        return np.asarray(zarr.open_array(store, mode="r")[start:stop])
-
-
-def _open_zarr(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> ZarrArray:
+def _open_zarr(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
     _import_zarr(name)
     shape, chunk_rows, dtype = _check_zarr(_zarr_path(name, key), options, max_bytes)
-    return ZarrArray(name, *shape, dtype, key, chunk_rows, "", options, max_bytes)
+    return Matrix(name, *shape, dtype, key, chunk_rows)
+
+
+def _read_zarr(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
+    """Read the chunks of some rows of an array of format 2 or 3."""
+    path = _zarr_path(matrix.name, matrix.key)
+    _check_zarr(path, matrix.options, matrix.max_bytes)  # it may have changed since it was opened
+    zarr, store = _import_zarr(matrix.name), path
+    if is_remote(path):  # through fsspec, because Zarr would treat some URLs as stores of its own
+        options = dict(matrix.options or {})
+        store = zarr.storage.FsspecStore.from_url(path, storage_options=options, read_only=True)
+    return np.asarray(zarr.open_array(store, mode="r")[start:stop])
 
 
 def _zarr_path(name: str, key: str | None) -> str:
@@ -515,3 +508,11 @@ def _import_zarr(name: str) -> Any:
     except ImportError:
         raise missing_package_error(f"{name} needs", "zarr") from None
     return zarr
+
+
+_FORMATS = {
+    "local": _Format(_open_local, _read_local),
+    ".npy": _Format(_open_remote_npy, _read_remote_npy),
+    ".parquet": _Format(_open_parquet, _read_parquet),
+    ".zarr": _Format(_open_zarr, _read_zarr),
+}
