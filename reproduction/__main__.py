@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import shlex
 import sys
 import time
 from pathlib import Path
-
-import threadpoolctl
 
 from diptych import InputError
 from reproduction.data import find_data
@@ -44,19 +40,16 @@ def read_arguments(words: list[str] | None = None) -> argparse.Namespace:
         help="your own image or text features, one row per image or caption in the order of the split file; "
         "repeatable; the tables mark their rows",
     )
-    add("--threads", type=int, help="threads of the numerical libraries; all cores by default")
     add("--quiet", "-q", action="store_true", help="print nothing but errors")
-    add("--json", action="store_true", help="print the verdicts as JSON")
     options = parser.parse_args(words)
-    for name in ("seeds", "threads"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)} is not positive")
+    if options.seeds < 1:
+        parser.error(f"--seeds {options.seeds} is not positive")
     return options
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the experiments and write the report."""
-    start, quiet = time.perf_counter(), arguments.quiet or arguments.json
+    start, quiet = time.perf_counter(), arguments.quiet
     if arguments.out.exists() and not arguments.out.is_dir():
         raise InputError(f"{arguments.out} is a file; name a folder for the report.")
     only = None if arguments.only is None else [name.strip() for name in arguments.only.split(",")]
@@ -82,25 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
         if not quiet:
             print(f"{step.done + 1} of {step.total}: {step.label}", file=sys.stderr)
     files = reproduction.write(" ".join(["python -m reproduction", *map(shlex.quote, sys.argv[1:])]))
-    seconds = time.perf_counter() - start
-    if arguments.json:
-        print(json.dumps(_summarise(reproduction, files[0], seconds), ensure_ascii=False, indent=2))
-    elif not quiet:
-        _print(reproduction, files, seconds)
-
-
-def _summarise(reproduction: Reproduction, report: Path, seconds: float) -> dict[str, object]:
-    cache = reproduction.setting.cache
-    return {
-        "report": str(report),
-        "seconds": seconds,
-        "computed": len(cache.computed),
-        "stored": len(cache.read),
-        "verdicts": reproduction.verdicts(),
-        "caveat": reproduction.caveat or None,
-        "claims": {claim.claim: claim.verdict for claim in reproduction.claims()},
-        "seconds_by_experiment": reproduction.seconds,
-    }
+    if not quiet:
+        _print(reproduction, files, time.perf_counter() - start)
 
 
 def _print(reproduction: Reproduction, files: list[Path], seconds: float) -> None:
@@ -118,10 +94,8 @@ def _print(reproduction: Reproduction, files: list[Path], seconds: float) -> Non
 def main(words: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     arguments = read_arguments(words)
-    limits = threadpoolctl.threadpool_limits(arguments.threads) if arguments.threads else None
     try:
-        with limits or contextlib.nullcontext():
-            run(arguments)
+        run(arguments)
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

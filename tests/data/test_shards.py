@@ -213,25 +213,23 @@ def test_slices_are_shards_too(tmp_path):
 
 
 class TestBadInput:
-    def test_different_numbers_of_rows(self, tmp_path):
-        names = [write_npy(tmp_path / name, view) for name, view in zip("xy", views(), strict=True)]
-        with pytest.raises(InputError, match=r"x.npy has 40 rows and .*y.npy has 120; expected 40"):
-            shards(*names)
-
-    def test_each_pair_of_files_must_fit_together(self, tmp_path):
-        x, y = views(20, 1)
-        for part, (a, b) in enumerate(((0, 10), (10, 20))):
-            write_npy(tmp_path / f"x{part}", x[a:b])
-            write_npy(tmp_path / f"y{part}", y[a - part : b - 1 + part])
-        with pytest.raises(InputError, match=r"x0.npy has 10 rows and .*y0.npy has 9"):
-            shards(tmp_path / "x*.npy", tmp_path / "y*.npy")
-
-    def test_other_widths(self, tmp_path):
-        write_npy(tmp_path / "x0", np.ones((3, 2)))
-        write_npy(tmp_path / "x1", np.ones((3, 4)))
-        write_npy(tmp_path / "y", np.ones((6, 2)))
-        with pytest.raises(InputError, match=r"x1.npy has 4 columns and .*x0.npy has 2"):
-            shards(tmp_path / "x*.npy", tmp_path / "y.npy")
+    def test_files_that_do_not_fit_together(self, tmp_path):
+        for name, rows, width in (
+            *(("x", 40, 5), ("y", 120, 4), ("empty", 0, 3)),
+            *(("a0", 10, 5), ("a1", 10, 5), ("b0", 9, 4), ("b1", 11, 4)),  # as many rows in all
+            *(("c0", 3, 2), ("c1", 3, 4)),
+        ):
+            write_npy(tmp_path / name, np.ones((rows, width)))
+        for x, y, message in (
+            ("x.npy", "y.npy", r"x.npy has 40 rows and .*y.npy has 120; expected 40"),
+            ("a*.npy", "b*.npy", r"a0.npy has 10 rows and .*b0.npy has 9"),
+            ("c*.npy", "y.npy", r"c1.npy has 4 columns and .*c0.npy has 2"),
+            ("empty.npy", "empty.npy", "have no rows"),
+        ):
+            with pytest.raises(InputError, match=message):
+                shards(tmp_path / x, tmp_path / y)
+        with pytest.raises(InputError, match="the list of files is empty"):
+            shards([], [])
 
     @pytest.mark.parametrize("where", ["{}", "memory://objects"])
     def test_objects_are_never_unpickled(self, tmp_path, where):
@@ -253,13 +251,6 @@ class TestBadInput:
         for name in ("x.npy", "x-*.npy", "x.parquet", "x.zarr"):
             with pytest.raises(InputError, match="x"):
                 shards(f"{place}/{name}", f"{place}/{name}")
-
-    def test_no_files_and_no_rows(self, tmp_path):
-        with pytest.raises(InputError, match="the list of files is empty"):
-            shards([], [])
-        name = write_npy(tmp_path / "x", np.ones((0, 3)))
-        with pytest.raises(InputError, match="have no rows"):
-            shards(name, name)
 
     @pytest.mark.parametrize(
         ("pairing", "message"),

@@ -33,9 +33,8 @@ def curves(figure):
     return [np.array(line.get_data()) for axes in figure.axes for line in axes.lines]
 
 
-def test_the_curves_are_recall_at_k(ranks, backend):
-    arrays = {name: {task: backend(r) for task, r in by_task.items()} for name, by_task in ranks.items()}
-    figure = draw_recall_curves(arrays, depth=30)
+def test_the_curves_are_recall_at_k(ranks):
+    figure = draw_recall_curves(ranks, depth=30)
     assert ["search" in axes.get_title() for axes in figure.axes] == [True, False]
     expected = [
         [recall_at_k(by_task[task], k) for k in range(1, 31)]
@@ -44,6 +43,13 @@ def test_the_curves_are_recall_at_k(ranks, backend):
     ]
     for line, recalls in zip(curves(figure), expected, strict=True):
         np.testing.assert_array_equal(line, [np.arange(1, 31), recalls])
+
+
+@pytest.mark.slow  # torch is slow to import
+def test_tensors_give_the_same_curves(ranks):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensors = {name: {t: torch.as_tensor(r) for t, r in by_task.items()} for name, by_task in ranks.items()}
+    np.testing.assert_array_equal(curves(draw_recall_curves(tensors)), curves(draw_recall_curves(ranks)))
 
 
 def test_lines_are_told_apart_without_colour():

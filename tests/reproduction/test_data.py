@@ -1,6 +1,7 @@
 """Data is found in a folder by name and shape, and one clear message says what is wrong with it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -176,17 +177,19 @@ def test_the_command_says_what_is_wrong_in_one_message(arguments, tmp_path, monk
 def test_the_command_on_scenes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("reproduction.data.QUICK_SCENES", 120)
     out = tmp_path / "out"
-    arguments = ["scenes", "--quick", "--only", "filters,similarity", "--out", str(out), "--json"]
-    assert main(arguments) == 0
-    output = json.loads(capsys.readouterr().out)
-    assert output["report"] == str(out / "report.html")
-    assert output["computed"] > 0
-    assert "indicative" in output["caveat"]
-    assert set(output["seconds_by_experiment"]) == {"filters", "similarity"}
-    assert set(output["claims"].values()) <= {"holds", "does not hold", "undecided"}
+    arguments = ["scenes", "--quick", "--only", "filters,similarity", "--out", str(out)]
+    assert main([*arguments, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    content = json.loads((out / "results.json").read_text())
+    assert "indicative" in content["caveat"]
+    assert set(content["seconds"]) == set(content["results"]) == {"filters", "similarity"}
+    assert {claim["verdict"] for claim in content["claims"]} <= {"holds", "does not hold", "undecided"}
     assert (out / "tables" / "similarity.csv").is_file()
     assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["computed"] == 0
+    printed = capsys.readouterr()
+    assert re.search("^0 results computed, [1-9].* wrote .*report.html", printed.out, re.MULTILINE)
+    assert "indicative" in printed.out
+    assert "filters: selected" in printed.err
 
 
 def test_an_unknown_dataset_is_answered_with_each_name_once():
