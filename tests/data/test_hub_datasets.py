@@ -101,7 +101,7 @@ def test_images_go_to_the_cache_by_default(tmp_path, scenes, cache):
 def test_a_folder_is_named_relative_to_the_current_one(tmp_path, scenes, monkeypatch):
     save_to_disk(tmp_path / "dataset", scenes)
     monkeypatch.chdir(tmp_path)
-    assert read_pairs("hf:./made").n_images == N
+    assert read_pairs("hf:./dataset").n_images == N
 
 
 def test_images_are_written_once_and_damaged_ones_again(tmp_path, scenes):
