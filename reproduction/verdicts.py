@@ -67,7 +67,7 @@ def make_intervals(values: Sequence[float], resampled: Any) -> list[Interval]:
 
     >>> rng = np.random.default_rng(0)
     >>> six = make_intervals([0.0] * 6, rng.normal(size=(6, 2000)))
-    >>> [round(each) for each in (-100 * six[0].low, -100 * six[0].joint_low)]
+    >>> [round(end) for end in (-100 * six[0].low, -100 * six[0].joint_low)]
     [194, 293]
     """
     resampled = np.asarray(resampled, dtype=np.float64)

@@ -166,7 +166,7 @@ def named_loadings(p, q):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")  # a font for Chinese may not be installed
-@pytest.mark.parametrize(("p", "q"), [(2, 6), (9, 300)])
+@pytest.mark.parametrize(("p", "q"), [(2, 6), (9, 120)])
 def test_long_names_do_not_overlap(p, q):
     result = named_loadings(p, q)
     for figure in (
