@@ -329,33 +329,31 @@ class Bomb:
         return pytest.fail, ("a file was unpickled",)
 
 
+INNER = {"chunk_shape": [8, 3], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
+
+
 class TestZarrMetadata:
-    def written(self, tmp_path, version, **changes):
+    @pytest.mark.parametrize(
+        ("version", "changes", "message"),
+        [
+            (2, {"filters": [{"id": "pickle"}]}, "the codec 'pickle', which is not read"),
+            (2, {"filters": [{"name": "zstd", "id": "pickle"}]}, "the codec 'pickle'"),
+            (
+                3,
+                {"codecs": [{"name": "sharding_indexed", "configuration": INNER}]},
+                "the codec 'numcodecs.pickle'",
+            ),
+            *(
+                (2, {"dtype": dtype}, "expected a matrix of plain numbers")
+                for dtype in ("|O", "<U4", [["a", "<f4"]], "<M8[s]")
+            ),
+        ],
+    )
+    def test_codecs_and_types_that_could_run_code_are_refused(self, tmp_path, version, changes, message):
         name = write_zarr(tmp_path / "x", views()[0], version=version)
         file = tmp_path / "x.zarr" / ("zarr.json" if version == 3 else ".zarray")
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-        return name
-
-    def test_a_codec_that_unpickles_is_refused(self, tmp_path):
-        name = self.written(tmp_path, 2, filters=[{"id": "pickle"}])
-        with pytest.raises(InputError, match=r"the codec 'pickle', which is not read"):
-            shards(name, name)
-
-    def test_both_names_of_a_codec_are_checked(self, tmp_path):
-        name = self.written(tmp_path, 2, filters=[{"name": "zstd", "id": "pickle"}])
-        with pytest.raises(InputError, match=r"the codec 'pickle'"):
-            shards(name, name)
-
-    def test_codecs_inside_of_codecs_are_checked(self, tmp_path):
-        inner = {"chunk_shape": [8, 3], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
-        name = self.written(tmp_path, 3, codecs=[{"name": "sharding_indexed", "configuration": inner}])
-        with pytest.raises(InputError, match=r"the codec 'numcodecs.pickle'"):
-            shards(name, name)
-
-    @pytest.mark.parametrize("dtype", ["|O", "<U4", [["a", "<f4"]], "<M8[s]"])
-    def test_only_plain_numbers_are_read(self, tmp_path, dtype):
-        name = self.written(tmp_path, 2, dtype=dtype)
-        with pytest.raises(InputError, match="expected a matrix of plain numbers"):
+        with pytest.raises(InputError, match=message):
             shards(name, name)
 
     def test_an_array_in_a_group_is_named_and_stays_inside(self, tmp_path):
