@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import shlex
 import sys
 import time
 from pathlib import Path
 
-import threadpoolctl
-
 from diptych import InputError
 from reproduction.data import find_data
-from reproduction.runner import EXPERIMENTS, Reproduction, check_experiments
+from reproduction.runner import Reproduction, check_experiments, list_experiments
 from reproduction.setting import Options
 
 
@@ -26,13 +22,12 @@ def read_arguments(words: list[str] | None = None) -> argparse.Namespace:
         "ones. Writes report.html, results.json, and every table as CSV, LaTeX and Markdown. Results are "
         "stored in the folder: a second run computes only what changed in the data, the options or the code.",
     )
-    names = "; ".join(f"{each.name} ({each.place})" for each in EXPERIMENTS.values())
     parser.add_argument("dataset", help="flickr8k, flickr30k, coco, scenes, or the name of a protocol")
     add = parser.add_argument
     add("--data", type=Path, help="folder of the split file and features; not needed for scenes")
     add("--out", "-o", type=Path, default=Path("reproduction-output"), help="folder for the report")
     add("--quick", action="store_true", help="a small version: coarse grids, fewer features")
-    add("--only", help=f"some experiments, by name or by the paper's numbers: {names}")
+    add("--only", help=f"some experiments, by name or by the paper's numbers: {list_experiments()}")
     add("--seeds", type=int, default=1, help="seeds of the main tables, for mean and spread")
     add("--query", help="the text of the t-SNE figure; by default a test caption is chosen")
     add("--vectors", type=Path, help="word vectors, if they are not in the data folder")
@@ -45,19 +40,16 @@ def read_arguments(words: list[str] | None = None) -> argparse.Namespace:
         help="your own image or text features, one row per image or caption in the order of the split file; "
         "repeatable; the tables mark their rows",
     )
-    add("--threads", type=int, help="threads of the numerical libraries; all cores by default")
     add("--quiet", "-q", action="store_true", help="print nothing but errors")
-    add("--json", action="store_true", help="print the verdicts as JSON")
     options = parser.parse_args(words)
-    for name in ("seeds", "threads"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)} is not positive")
+    if options.seeds < 1:
+        parser.error(f"--seeds {options.seeds} is not positive")
     return options
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the experiments and write the report."""
-    start, quiet = time.perf_counter(), arguments.quiet or arguments.json
+    start, quiet = time.perf_counter(), arguments.quiet
     if arguments.out.exists() and not arguments.out.is_dir():
         raise InputError(f"{arguments.out} is a file; name a folder for the report.")
     only = None if arguments.only is None else [name.strip() for name in arguments.only.split(",")]
@@ -77,31 +69,14 @@ def run(arguments: argparse.Namespace) -> None:
     )
     reproduction = Reproduction(data, options, arguments.out)
     if not quiet:
-        for each in data.files:
-            print(f"{each.file}: {each.use}", file=sys.stderr)
+        for file, use in data.files:
+            print(f"{file}: {use}", file=sys.stderr)
     for step in reproduction.run(names):
         if not quiet:
             print(f"{step.done + 1} of {step.total}: {step.label}", file=sys.stderr)
     files = reproduction.write(" ".join(["python -m reproduction", *map(shlex.quote, sys.argv[1:])]))
-    seconds = time.perf_counter() - start
-    if arguments.json:
-        print(json.dumps(_summarise(reproduction, files[0], seconds), ensure_ascii=False, indent=2))
-    elif not quiet:
-        _print(reproduction, files, seconds)
-
-
-def _summarise(reproduction: Reproduction, report: Path, seconds: float) -> dict[str, object]:
-    cache = reproduction.setting.cache
-    return {
-        "report": str(report),
-        "seconds": seconds,
-        "computed": len(cache.computed),
-        "stored": len(cache.read),
-        "verdicts": reproduction.verdicts(),
-        "caveat": reproduction.caveat or None,
-        "claims": {claim.claim: claim.verdict for claim in reproduction.claims()},
-        "seconds_by_experiment": reproduction.seconds,
-    }
+    if not quiet:
+        _print(reproduction, files, time.perf_counter() - start)
 
 
 def _print(reproduction: Reproduction, files: list[Path], seconds: float) -> None:
@@ -119,10 +94,8 @@ def _print(reproduction: Reproduction, files: list[Path], seconds: float) -> Non
 def main(words: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     arguments = read_arguments(words)
-    limits = threadpoolctl.threadpool_limits(arguments.threads) if arguments.threads else None
     try:
-        with limits or contextlib.nullcontext():
-            run(arguments)
+        run(arguments)
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +18,17 @@ from diptych.encoders import (
     word_kernel,
 )
 from diptych.report import figure
-from reproduction.experiment import Experiment, Part, Results
-from reproduction.figures import draw_approximation
+from reproduction.experiment import (
+    BLACK,
+    BLUE,
+    SKY,
+    VERMILLION,
+    Content,
+    Experiment,
+    Results,
+    finish_axes,
+    new_figure,
+)
 from reproduction.results import Floats, Result
 from reproduction.setting import Setting
 from reproduction.tables import ReportTable
@@ -49,9 +60,9 @@ def _measure(setting: Setting) -> Result:
         vectors = setting.words.vectors
         rng = _make_generator(setting.seed, 7)
         training = setting.words.training
-        known = [[w for w in tokenize(c) if w in vectors] for c in setting.words.training_captions]
-        rows_of = [row for row, words in zip(training, known, strict=True) if words]
-        captions = [words for words in known if words]
+        words_of = [[w for w in tokenize(c) if w in vectors] for c in setting.words.training_captions]
+        rows_of = [row for row, words in zip(training, words_of, strict=True) if words]
+        captions = [words for words in words_of if words]
         length = max(map(len, captions))
         sample = rng.choice(len(captions), min(options.sampled_captions, len(captions)), replace=False)
         sentences = [captions[i] for i in sample]
@@ -63,7 +74,7 @@ def _measure(setting: Setting) -> Result:
         words = matrix[sampled]
         exact_words = word_kernel(words, words, gamma=gamma)
         places = [[vectors.index[word] for word in sentence] for sentence in sentences]
-        exact_sentences = sentence_kernel([matrix[each] for each in places], gamma=gamma, eta=ETA)
+        exact_sentences = sentence_kernel([matrix[rows] for rows in places], gamma=gamma, eta=ETA)
         exact = decompose_gram(exact_sentences)
         gammas = tuple(values[len(values) // 10] for values, _ in (images, exact))
         correlations = kernel_correlations(images, exact, gammas)
@@ -82,7 +93,7 @@ def _measure(setting: Setting) -> Result:
                 )
                 table = word_layer.fit_transform(matrix)
                 errors["words"].append(_errors(table[sampled], exact_words, 0.0, bounds["words"]))
-                means = np.stack([table[each].mean(axis=0) for each in places])
+                means = np.stack([table[rows].mean(axis=0) for rows in places])
                 features = sentence_layer.fit_transform(means)
                 errors["sentences"].append(_errors(features, exact_sentences, ETA, bounds["sentences"]))
                 texts = decompose_gram(_gram(features))
@@ -160,7 +171,38 @@ def slope(rows: list[Result]) -> float:
     return float(np.polyfit(counts, errors, 1)[0])
 
 
-def _show(setting: Setting, results: Results) -> list[Part]:
+ERROR_LINES = (
+    ("largest", "largest error", BLUE, "-", "o"),
+    ("rms", "rms error", SKY, "-", "s"),
+    ("paper", "bound δ, the paper's constants", VERMILLION, (0, (5, 2)), None),
+    ("hoeffding", "bound δ, Hoeffding's constants", BLACK, (0, (1.2, 1.4)), None),
+)
+
+
+def draw_approximation(levels: Mapping[str, Sequence[Mapping[str, float]]]) -> Any:
+    """Draw errors and bounds against the number of features, one panel per level.
+
+    ``levels`` has for each title rows with ``features``, ``rms``, ``largest``, ``paper`` and ``hoeffding``.
+    """
+    figure = new_figure(7.6, 3.4)
+    panels = figure.subplots(1, len(levels), sharey=True, squeeze=False)[0]
+    for axes, (title, rows) in zip(panels, levels.items(), strict=True):
+        features = [row["features"] for row in rows]
+        for key, name, color, style, marker in ERROR_LINES:
+            line = {"color": color, "linestyle": style, "marker": marker, "markersize": 4, "linewidth": 1.5}
+            axes.plot(features, [row[key] for row in rows], label=name, **line)
+        axes.set(xscale="log", yscale="log")
+        axes.set_title(title, fontsize=9)
+        axes.set_xticks(features[:: 1 if len(features) < 5 else 2])
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.minorticks_off()
+        finish_axes(axes, "number of random features", "error of a kernel value" if axes is panels[0] else "")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    return figure
+
+
+def _show(setting: Setting, results: Results) -> list[Content]:
     result = results["errors"]
     draws = result["draws"]
     body = [

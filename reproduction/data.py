@@ -39,7 +39,6 @@ SPLIT_FILES = {
     "flickr30k": "dataset_flickr30k.json",
     "coco": "dataset_coco.json",
 }
-TOKEN_FILES = {"flickr8k": "Flickr8k.token.txt", "flickr30k": "results_20130124.token"}
 CAPTIONS_PER_IMAGE = 5
 SCENES, QUICK_SCENES = 1500, 500
 
@@ -211,8 +210,8 @@ def find_data(
         files.append(DataFile(pairs_file.name, use))
     reader.read_folder(base)
     reader.read_named(features)
-    names = Counter(each.name for each in (*reader.images, *reader.texts))
-    for repeated in (each for each, count in names.items() if count > 1):
+    names = Counter(features.name for features in (*reader.images, *reader.texts))
+    for repeated in (name for name, count in names.items() if count > 1):
         raise InputError(f"two files of features are called {repeated}; give each its own name.")
     if not reader.images:
         raise InputError(
@@ -240,8 +239,6 @@ def _find_split_file(name: str, folder: Path) -> tuple[Path, Path]:
     for base in (folder, folder / name):
         if (base / SPLIT_FILES[name]).is_file():
             return base, base / SPLIT_FILES[name]
-        if name in TOKEN_FILES and (base / TOKEN_FILES[name]).is_file():
-            return base, base if name == "flickr8k" else base / TOKEN_FILES[name]
     raise InputError(
         f"{folder} contains neither {SPLIT_FILES[name]} nor {name}/{SPLIT_FILES[name]}; name the folder of "
         "Karpathy's split file and of the features."

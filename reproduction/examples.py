@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,20 @@ from diptych import InputError
 from diptych.cca import Tikhonov, normalize, project, regularized_cca
 from diptych.encoders import tokenize
 from diptych.report import ShownHit, figure, heading, show_hits
-from reproduction.experiment import Experiment, Part, Records, Results, guided_gammas, select
-from reproduction.figures import draw_planes
+from reproduction.comparisons import ASYMMETRIC, Powers, sweep
+from reproduction.experiment import (
+    BLUE,
+    VERMILLION,
+    Content,
+    Experiment,
+    Records,
+    Results,
+    guided_gammas,
+    new_figure,
+    select,
+)
 from reproduction.results import TASKS, Floats, Result, Rows, Task
 from reproduction.setting import Setting
-from reproduction.weighting import ASYMMETRIC, Powers, sweep
 
 WEIGHTINGS: dict[str, Powers] = {
     "query generation (ΣUᵀx, Vᵀy)": (1.0, 0.0),
@@ -72,8 +82,8 @@ def _lay_out(setting: Setting) -> Result:
     def compute() -> Result:
         rows, wanted = setting.run.test, setting.options.query
         embedders = {
-            name: _Embedder(setting, each["params"], powers)
-            for each, (name, powers) in zip(best, WEIGHTINGS.items(), strict=True)
+            name: _Embedder(setting, point["params"], powers)
+            for point, (name, powers) in zip(best, WEIGHTINGS.items(), strict=True)
         }
         vectors = {name: embedder.embed(rows) for name, embedder in embedders.items()}
         captions = [setting.data.dataset.captions[int(j)] for j in setting.data.dataset.caption_rows(rows)]
@@ -131,7 +141,50 @@ def reduce_to_plane(points: Floats, seed: int) -> Floats:
     return np.asarray(tsne.fit_transform(points.astype(np.float64)), dtype=np.float64)
 
 
-def _show_plane(setting: Setting, results: Results) -> list[Part]:
+THUMBNAIL_SIDE = 56
+
+
+def draw_planes(
+    panels: Mapping[str, Mapping[str, Any]], load_image: Callable[[int], Image.Image | None]
+) -> Any:
+    """Draw a caption and the images around it, one panel per weighting.
+
+    ``panels`` has for each title: ``rows`` (images), ``places`` (n × 2), ``query`` (the caption's place),
+    ``truth`` (the row of the right image) and ``rank`` (its rank), which are None for a text that is no
+    caption. Images without a file are drawn as dots.
+    """
+    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+
+    figure = new_figure(11.4, 4.3)
+    for axes, (title, panel) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        places, query = np.array(panel["places"], dtype=float), np.array(panel["query"], dtype=float)
+        # The right image is drawn last, above the others.
+        nearest = zip(panel["rows"], places, strict=True)
+        for row, place in sorted(nearest, key=lambda item: bool(item[0] == panel["truth"])):
+            right = row == panel["truth"]
+            image = load_image(row)
+            if image is None:
+                axes.plot(*place, marker="o", color=BLUE if right else "0.6", markersize=9 if right else 6)
+                continue
+            small = image.copy()
+            small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+            frame = {"edgecolor": BLUE if right else "0.7", "linewidth": 3.2 if right else 0.4}
+            content = OffsetImage(np.asarray(small.convert("RGB")), zoom=0.62)
+            axes.add_artist(AnnotationBbox(content, place, pad=0.22 if right else 0.02, bboxprops=frame))
+        axes.plot(*query, marker="*", markersize=19, color=VERMILLION, markeredgecolor="white", zorder=10)
+        points = np.vstack([places, query])
+        low, high = points.min(axis=0), points.max(axis=0)
+        margin = 0.1 * (high - low) + 1e-9
+        axes.set_xlim(low[0] - margin[0], high[0] + margin[0])
+        axes.set_ylim(low[1] - margin[1], high[1] + margin[1])
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_color("0.8")
+        rank = "" if panel["rank"] is None else f"\nthe right image has rank {panel['rank']}"
+        axes.set_title(title + rank, fontsize=9)
+    return figure
+
+
+def _show_plane(setting: Setting, results: Results) -> list[Content]:
     result = results["t-SNE"]
     count = len(next(iter(result["panels"].values()))["rows"])
     return [
@@ -253,29 +306,29 @@ def _find_packs(setting: Setting, embedder: _Embedder, rng: np.random.Generator)
     return examples
 
 
-def _show_examples(setting: Setting, results: Results) -> list[Part]:
+def _show_examples(setting: Setting, results: Results) -> list[Content]:
     result = results["queries"]
 
     def image(row: int) -> Image.Image | str:
         return setting.data.load_image(row) or setting.data.dataset.image_ids[row]
 
-    parts: list[Part] = [
+    parts: list[Content] = [
         f"Test queries drawn at random: {EXAMPLES} whose first hit is right and {EXAMPLES} whose first hit "
         f"is wrong ({setting.image.name}, {setting.hkse.name}, guided). Numbers are cosines.",
         heading("Search: a caption and the images found for it"),
     ]
-    for each in result["search"]:
-        query = f"“{each['caption']}” The right image has rank {each['rank']}."
-        hits = [ShownHit(image(h["row"]), h["score"], h["row"] == each["truth"]) for h in each["hits"]]
+    for example in result["search"]:
+        query = f"“{example['caption']}” The right image has rank {example['rank']}."
+        hits = [ShownHit(image(h["row"]), h["score"], h["row"] == example["truth"]) for h in example["hits"]]
         parts.append(show_hits(query, hits))
     parts.append(heading("Annotation: an image and the captions found for it"))
-    for each in result["annotate"]:
-        hits = [ShownHit(hit["caption"], hit["score"], hit["right"]) for hit in each["hits"]]
-        parts.append(show_hits(image(each["row"]), hits))
+    for example in result["annotate"]:
+        hits = [ShownHit(hit["caption"], hit["score"], hit["right"]) for hit in example["hits"]]
+        parts.append(show_hits(image(example["row"]), hits))
     parts.append(heading("Packs: a test image and the nearest packs of training captions"))
-    for each in result["packs"]:
-        hits = [ShownHit(" / ".join(pack["captions"]), pack["score"]) for pack in each["packs"]]
-        parts.append(show_hits(image(each["row"]), hits))
+    for example in result["packs"]:
+        hits = [ShownHit(" / ".join(pack["captions"]), pack["score"]) for pack in example["packs"]]
+        parts.append(show_hits(image(example["row"]), hits))
     return parts
 
 
@@ -283,12 +336,12 @@ def _example_tables(results: Results) -> dict[str, Records]:
     result = results["queries"]
     return {
         "examples_search": [
-            {"caption": each["caption"], "rank of the right image": each["rank"], **hit}
-            for each in result["search"]
-            for hit in each["hits"]
+            {"caption": example["caption"], "rank of the right image": example["rank"], **hit}
+            for example in result["search"]
+            for hit in example["hits"]
         ],
         "examples_annotate": [
-            {"image row": each["row"], **hit} for each in result["annotate"] for hit in each["hits"]
+            {"image row": example["row"], **hit} for example in result["annotate"] for hit in example["hits"]
         ],
     }
 

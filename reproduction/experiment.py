@@ -24,9 +24,12 @@ Jobs: TypeAlias = dict[str, Callable[[], Result]]
 Results: TypeAlias = dict[str, Result]
 """Result of each job of an experiment."""
 Records: TypeAlias = list[dict[str, Any]]
-Part: TypeAlias = str | Html | ReportTable
+Content: TypeAlias = str | Html | ReportTable
 """A paragraph, markup or table of a section of the report; tables are written as files too."""
 Kind: TypeAlias = Literal["tikhonov", "tsvd"]
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+BLACK, BLUE, GREEN, SKY, VERMILLION = "#000000", "#0072B2", "#009E73", "#56B4E9", "#D55E00"
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Experiment:
     items: tuple[str, ...]
     title: str
     jobs: Callable[[Setting], Jobs]
-    show: Callable[[Setting, Results], list[Part]]
+    show: Callable[[Setting, Results], list[Content]]
     tables: Callable[[Results], dict[str, Records]] = lambda results: {}
 
     @property
@@ -98,7 +101,7 @@ def select(
 def blas_threads() -> int:
     """Return how many threads matrix products may use."""
     libraries = threadpoolctl.threadpool_info()
-    return max((each["num_threads"] for each in libraries if each["user_api"] == "blas"), default=1)
+    return max((library["num_threads"] for library in libraries if library["user_api"] == "blas"), default=1)
 
 
 def count_threads(threads: int) -> str:
@@ -152,3 +155,23 @@ def select_and_test(
         scores: Result = {task: summary(ranks[task]) for task in TASKS}
         results.append({**scores, "query_ranks": ranks})
     return results
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Create a figure of ``width`` × ``height`` inches without a window or global state."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("the report needs matplotlib; install diptych[report].") from None
+    return Figure(figsize=(width, height), dpi=160, layout="constrained")
+
+
+def finish_axes(axes: Any, x_label: str, y_label: str) -> None:
+    """Label the axes, and leave only the left and lower frame and a faint grid."""
+    axes.set_xlabel(x_label, fontsize=9)
+    if y_label:
+        axes.set_ylabel(y_label, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.9", linewidth=0.7)
+    axes.set_axisbelow(True)

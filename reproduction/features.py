@@ -106,12 +106,12 @@ class CaptionWords:
         have_unit_length = np.all(np.abs(norms - 1) < 1e-3)
         unit = "each of unit length" if have_unit_length else "not of unit length, used as they are"
         counts = Counter(word for caption in self.captions for word in tokenize(caption))
-        known = {word for word in counts if word in self.vectors}
-        share = sum(counts[word] for word in known) / counts.total()
+        words = {word for word in counts if word in self.vectors}
+        share = sum(counts[word] for word in words) / counts.total()
         unseen = set(self.vectors.words) - {w for c in self.training_captions for w in tokenize(c)}
         with_unseen = sum(not unseen.isdisjoint(tokenize(self.captions[j])) for j in test)
         return (
-            f"Word vectors: {origin}, {unit}; {len(known):,} of the {len(counts):,} different words of all "
+            f"Word vectors: {origin}, {unit}; {len(words):,} of the {len(counts):,} different words of all "
             f"captions (training, validation and test) have one, and {100 * share:.1f} % of all words; the "
             f"others are skipped. {len(unseen):,} words with a vector are in no training caption, and "
             f"{with_unseen:,} of the {len(test):,} test captions contain one of them."
@@ -172,7 +172,7 @@ class HKSEFeatures:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Return the embeddings of captions, or of other texts; one without a known word gets the mean."""
-        return np.concatenate([each.transform(texts, unknown="mean") for each in self.encoders], axis=1)
+        return np.concatenate([encoder.transform(texts, unknown="mean") for encoder in self.encoders], axis=1)
 
     def take(self, rows: Rows) -> Floats:
         """Return the embeddings of some captions."""

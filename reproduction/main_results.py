@@ -11,12 +11,21 @@ import numpy as np
 from diptych.ranking import ranks, summary
 from diptych.report import Row, paragraph
 from reproduction.data import YOURS
-from reproduction.experiment import Experiment, Jobs, Part, Records, Results, select_and_test
+from reproduction.experiment import Content, Experiment, Jobs, Records, Results, select_and_test
 from reproduction.features import Features
-from reproduction.published import PUBLISHED, PublishedRow, published
 from reproduction.results import TASKS, Result, Rows, digest
 from reproduction.setting import AS_PUBLISHED, OURS, Setting
-from reproduction.tables import ReportTable, head_row, mean_runs, mean_scores, published_row, recall_table
+from reproduction.tables import (
+    PUBLISHED,
+    PublishedRow,
+    ReportTable,
+    head_row,
+    mean_runs,
+    mean_scores,
+    published,
+    published_row,
+    recall_table,
+)
 
 METHODS = (
     ("guided", "guided", "rank"),
@@ -38,10 +47,10 @@ def _jobs(setting: Setting) -> Jobs:
     jobs: Jobs = {}
     for name in setting.texts:
         # All images of one text and seed in a row: its captions are embedded once.
-        own = [i for i, (_, _, text) in enumerate(pairs) if text.name == name]
-        is_drawn = pairs[own[0]][2].seeded or "flickr30k-paper" in setting.data.protocols
+        places = [i for i, (_, _, text) in enumerate(pairs) if text.name == name]
+        is_drawn = pairs[places[0]][2].seeded or "flickr30k-paper" in setting.data.protocols
         for seed in range(setting.options.seeds if is_drawn else 1):
-            for i in own:
+            for i in places:
                 kind, image, text = pairs[i]
                 label = f"{image.name} ({kind}) × {text.name}, seed {seed}"
                 jobs[label] = partial(_score_pair, setting, i, seed)
@@ -106,7 +115,7 @@ def merge_seeds(results: Results) -> list[Result]:
             **mean_scores(rows),
             "seeds": len(rows),
             "spread": {
-                f"{task} {name}": float(np.std([each[task][name] for each in rows], ddof=1))
+                f"{task} {name}": float(np.std([row[task][name] for row in rows], ddof=1))
                 for task in TASKS
                 for name in RECALLS
                 if len(rows) > 1
@@ -116,10 +125,10 @@ def merge_seeds(results: Results) -> list[Result]:
     ]
 
 
-def _show(setting: Setting, results: Results) -> list[Part]:
+def _show(setting: Setting, results: Results) -> list[Content]:
     rows = merge_seeds(results)
     grid = f"{setting.options.grid} × {setting.options.grid}"
-    parts: list[Part] = []
+    parts: list[Content] = []
     for protocol, plan in setting.plans.items():
         run, count = plan.runs[0], len(plan.runs)
         parts.append(
@@ -130,8 +139,8 @@ def _show(setting: Setting, results: Results) -> list[Part]:
             f"validation images, on a {grid} grid: guided with k evenly spaced in rank as in the paper, "
             "guided with k evenly spaced in log σ², and Tikhonov."
         )
-        own = [row for row in rows if row["protocol"] == protocol]
-        parts += [_table(protocol, features, own) for features in TITLES]
+        protocol_rows = [row for row in rows if row["protocol"] == protocol]
+        parts += [_table(protocol, features, protocol_rows) for features in TITLES]
     note = (
         "Rows in italics are published figures. One standard error of a recall near 25 % over 1,000 images "
         "is about 1.4 points; the section on claims gives differences with their intervals."
@@ -148,23 +157,23 @@ def _show(setting: Setting, results: Results) -> list[Part]:
 
 
 def _table(protocol: str, features: str, rows: list[Result]) -> ReportTable:
-    own = [row for row in rows if row.get("features") == features]
+    feature_rows = [row for row in rows if row.get("features") == features]
     is_as_published = features == AS_PUBLISHED and protocol in PUBLISHED
-    theirs = list(published(PUBLISHED[protocol]).rows) if is_as_published else []
-    guided = [row for row in theirs if row.method == "guided"]
+    published_rows = list(published(PUBLISHED[protocol]).rows) if is_as_published else []
+    guided = [row for row in published_rows if row.method == "guided"]
     body: list[Row | list[Any]] = []
-    for text in dict.fromkeys([*(row["text"] for row in own), *(row.text for row in guided)]):
+    for text in dict.fromkeys([*(row["text"] for row in feature_rows), *(row.text for row in guided)]):
         body.append(head_row(text))
         body += [_published(row) for row in guided if row.text == text]
         body += [
             [row["images"], row["method"], *_cells(row)]
-            for images in dict.fromkeys(row["images"] for row in own)
-            for row in own
+            for images in dict.fromkeys(row["images"] for row in feature_rows)
+            for row in feature_rows
             if row["text"] == text and row["images"] == images
         ]
-    if theirs:
+    if published_rows:
         body.append(head_row("Other methods, published"))
-        body += [_published(row) for row in theirs if row.method != "guided"]
+        body += [_published(row) for row in published_rows if row.method != "guided"]
     body.append(head_row("Chance"))
     body += [["", row["method"], *_cells(row)] for row in rows if row["method"] == "random embeddings"]
     name = f"main_{protocol}" + ("_ours" if features == OURS else "")

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from diptych.cca import Spectra
+from diptych.cca import Spectra, g_hard, g_soft
 from diptych.cca.selection import Grid, Problem, best_point, exact_points, make_grid, make_weights
 from diptych.report import figure
-from reproduction.experiment import Experiment, Jobs, Kind, Part, Records, Results, guided_gammas, select
-from reproduction.figures import draw_filter_shapes, draw_maps, draw_selected_filters
-from reproduction.intervals import Interval, draw_images, make_intervals
+from reproduction.experiment import (
+    BLUE,
+    GREEN,
+    VERMILLION,
+    Content,
+    Experiment,
+    Jobs,
+    Kind,
+    Records,
+    Results,
+    finish_axes,
+    guided_gammas,
+    new_figure,
+    select,
+)
 from reproduction.results import TASKS, Floats, Result, Task
 from reproduction.setting import Setting
 from reproduction.tables import ReportTable
+from reproduction.verdicts import Interval, draw_images, make_intervals
 
 TITLES = {"search": "search", "annotate": "annotate", "packs": "annotate with packs of captions"}
 PAPER_RANKS = ((400, 4000, 100), (200, 2000, 20))
@@ -111,7 +125,7 @@ def _resample_share(hard: _GridScores, soft: _GridScores) -> Floats:
     """Return the percentage of Tikhonov's map below T-SVD's choice in each resample, which chooses again."""
     shape, shares = hard.recall.shape, []
     for weights in np.array_split(draw_images(hard.hits.shape[1]), 20):
-        hard_sums, soft_sums = (weights.astype(np.float32) @ each.hits.T for each in (hard, soft))
+        hard_sums, soft_sums = (weights.astype(np.float32) @ scores.hits.T for scores in (hard, soft))
         chosen = [np.ravel_multi_index(best_point(sums.reshape(shape)), shape) for sums in hard_sums]
         at = np.take_along_axis(soft_sums, np.array(chosen)[:, None], axis=1)
         # The sums are whole numbers of hits; half a hit is more than the rounding of float32.
@@ -122,8 +136,8 @@ def _resample_share(hard: _GridScores, soft: _GridScores) -> Floats:
 def shares_below(results: Results) -> dict[str, Interval]:
     """Return for each task the percentage of Tikhonov's map below T-SVD's choice, with its intervals."""
     maps = maps_by_task(results)
-    values = [agreement(each)["above"] for each in maps.values()]
-    resampled = [each["resampled"] for each in maps.values()]
+    values = [agreement(task_maps)["above"] for task_maps in maps.values()]
+    resampled = [task_maps["resampled"] for task_maps in maps.values()]
     return dict(zip(maps, make_intervals(values, resampled), strict=True))
 
 
@@ -155,11 +169,52 @@ def maps_by_task(results: Results) -> dict[str, Result]:
     return {task: maps for result in results.values() for task, maps in result.items()}
 
 
-def _show_maps(setting: Setting, results: Results) -> list[Part]:
+MOST_LABELS = 6
+
+
+def draw_maps(maps: Mapping[str, Any]) -> Any:
+    """Draw the maps of truncated SVD and of Tikhonov over the same places, each with its own colour scale.
+
+    ``maps`` has ``tsvd`` and ``tikhonov``, scores over ``k_x`` × ``k_y``, and ``choice``, the best place of
+    each.
+    """
+    figure = new_figure(8.4, 3.5)
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = {"tsvd": "truncated SVD at $(k_x, k_y)$", "tikhonov": "Tikhonov at $(σ^2_{k_x}, σ^2_{k_y})$"}
+    for axes, (name, title) in zip(panels, titles.items(), strict=True):
+        scores = np.array(maps[name], dtype=float)
+        # A few very low corners would use up the colours; the differences that matter are near the top.
+        low = float(np.quantile(scores, 0.05))
+        heat_map = axes.imshow(scores.T, origin="lower", aspect="auto", cmap="viridis", vmin=low)
+        if name == "tikhonov":
+            i, j = maps["choice"]["tsvd"]
+            axes.plot(i, j, marker="X", markersize=9, color="white", markeredgecolor="black", clip_on=False)
+        # A ring in two colours is visible on every background; at a border it is half outside.
+        for size, color, width in ((9, "white", 2), (12, "black", 1)):
+            ring = {"markersize": size, "fillstyle": "none", "color": color, "markeredgewidth": width}
+            axes.plot(*maps["choice"][name], marker="o", clip_on=False, **ring)
+        axes.set_title(f"{title}\nbest r@1 {scores[tuple(maps['choice'][name])]:.1f}", fontsize=9)
+        _label_axis(axes, "x", maps["k_x"], "$k_x$, images")
+        if name == "tsvd":
+            _label_axis(axes, "y", maps["k_y"], "$k_y$, texts")
+        bar = figure.colorbar(heat_map, ax=[axes])
+        bar.set_label("r@1", fontsize=9)
+        bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def _label_axis(axes: Any, side: str, values: Sequence[float], title: str) -> None:
+    """Label an axis of a heat map with at most ``MOST_LABELS`` of its values, evenly spaced."""
+    ticks = range(0, len(values), -(-len(values) // MOST_LABELS))
+    getattr(axes, f"set_{side}ticks")(ticks, [f"{int(values[tick])}" for tick in ticks], fontsize=8)
+    getattr(axes, f"set_{side}label")(title, fontsize=9)
+
+
+def _show_maps(setting: Setting, results: Results) -> list[Content]:
     by_task, shares = maps_by_task(results), shares_below(results)
     first = next(iter(by_task.values()))
     shape = " × ".join(map(str, np.shape(first["tsvd"])))
-    parts: list[Part] = [
+    parts: list[Content] = [
         f"r@1 on the validation images over a {shape} grid ({setting.image.name}, {setting.hkse.name}), for "
         "truncated SVD at (k_x, k_y) and for Tikhonov at (γ_x, γ_y) = (σ²_kx, σ²_ky), so that both maps have "
         f"the same axes. {_describe_ranks(first)} Every point is exact. A pack is all captions of one image, "
@@ -254,7 +309,48 @@ def _select_filters(setting: Setting) -> Result:
     return setting.fetch("filters", (image, text), {"choice": choice}, compute)
 
 
-def _show_filters(setting: Setting, results: Results) -> list[Part]:
+def draw_filter_shapes(threshold: float) -> Any:
+    """Draw g_hard and g_soft at one threshold."""
+    figure = new_figure(4.6, 3.0)
+    axes = figure.subplots()
+    sigma = np.linspace(0.0, 5 * threshold, 1001)
+    axes.plot(sigma, g_hard(sigma, threshold), color=VERMILLION, linestyle=(0, (5, 2)), linewidth=1.6)
+    axes.plot(sigma, g_soft(sigma, threshold), color=BLUE, linewidth=1.6)
+    axes.annotate("$g_{hard}$", (1.15 * threshold, 1.03), color=VERMILLION, fontsize=9)
+    axes.annotate("$g_{soft}$", (2.1 * threshold, 0.83), color=BLUE, fontsize=9)
+    axes.set_ylim(-0.03, 1.14)
+    finish_axes(axes, f"σ (threshold α = {threshold:g})", "g(σ)")
+    return figure
+
+
+def draw_selected_filters(views: Mapping[str, Any], task: str = "search") -> Any:
+    """Draw the singular values of both views, and how much each selected filter keeps of them.
+
+    ``views`` has for ``images`` and ``texts``: ``ranks``, ``values``, and of each task ``k``, ``guided``,
+    ``tikhonov``.
+    """
+    figure = new_figure(7.6, 3.9)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (name, view) in zip(panels, views.items(), strict=True):
+        ranks, values, chosen = np.array(view["ranks"]), np.array(view["values"]), view[task]
+        axes.fill_between(ranks, values / values[0], color="0.85", linewidth=0)
+        guided, tikhonov = (g_soft(values, chosen[kind] ** 0.5) for kind in ("guided", "tikhonov"))
+        lines = {
+            f"T-SVD, k = {chosen['k']}": ((ranks <= chosen["k"]).astype(float), VERMILLION, (0, (5, 2))),
+            f"guided, γ = {chosen['guided']:.2g}": (guided, BLUE, "-"),
+            f"Tikhonov, γ = {chosen['tikhonov']:.2g}": (tikhonov, GREEN, (0, (1.2, 1.4))),
+        }
+        for label, (response, color, style) in lines.items():
+            axes.plot(ranks, response, color=color, linestyle=style, linewidth=1.6, label=label)
+        axes.set_title(name, fontsize=9)
+        axes.set_ylim(-0.03, 1.06)
+        # Below the axes, where there are no curves.
+        axes.legend(fontsize=7.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        finish_axes(axes, "singular direction", "share kept" if axes is panels[0] else "")
+    return figure
+
+
+def _show_filters(setting: Setting, results: Results) -> list[Content]:
     views = results["selected"]
     rows = [
         [view, task, *(views[view][task][name] for name in ("k", "guided", "tikhonov"))]
@@ -281,8 +377,8 @@ def _filter_tables(results: Results) -> dict[str, Records]:
     return {
         "singular_values": [
             {"view": view, "rank": rank, "value": value}
-            for view, each in results["selected"].items()
-            for rank, value in zip(each["ranks"], each["values"], strict=True)
+            for view, spectrum in results["selected"].items()
+            for rank, value in zip(spectrum["ranks"], spectrum["values"], strict=True)
         ],
     }
 

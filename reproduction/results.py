@@ -125,11 +125,11 @@ def digest_array(array: np.ndarray[Any, Any], block_bytes: int = 2**24) -> str:
 def plain(value: Any) -> Any:
     """Return ``value`` as JSON can hold it: Python numbers and lists; NaN becomes None."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist())
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(entry) for entry in value]
     return None if isinstance(value, float) and value != value else value
 
 

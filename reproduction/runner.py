@@ -14,19 +14,16 @@ from diptych import InputError, __version__
 from diptych.report import Html, Row, bullets, code, join, page, paragraph, section, verdict
 from reproduction.approximation import APPROXIMATION
 from reproduction.claims import judge_claims
+from reproduction.comparisons import GENERATION, REGULARIZATION, SIMILARITY, TIMING, WEIGHTING
 from reproduction.data import PaperData
 from reproduction.examples import EXAMPLES_SHOWN, PLANE
-from reproduction.experiment import Experiment, Part, Records, Results, blas_threads, count_threads
-from reproduction.intervals import LEVEL
+from reproduction.experiment import Content, Experiment, Records, Results, blas_threads, count_threads
 from reproduction.main_results import MAIN
 from reproduction.maps import FILTERS, MAPS
-from reproduction.published import citation
-from reproduction.regularization import REGULARIZATION, SIMILARITY, TIMING
 from reproduction.results import Cache, code_digest, write_json, write_text
 from reproduction.setting import Options, Setting
-from reproduction.tables import ReportTable, csv_text
-from reproduction.verdicts import INTERVALS, RULE, VERDICTS, Claim, Verdict
-from reproduction.weighting import GENERATION, WEIGHTING
+from reproduction.tables import ReportTable, citation, csv_text
+from reproduction.verdicts import INTERVALS, LEVEL, RULE, VERDICTS, Claim, Verdict
 
 _ORDER = (MAIN, WEIGHTING, GENERATION, REGULARIZATION, TIMING, MAPS, FILTERS, PLANE, EXAMPLES_SHOWN)
 EXPERIMENTS: dict[str, Experiment] = {
@@ -116,7 +113,7 @@ class Reproduction:
     def verdicts(self) -> dict[Verdict, int]:
         """Count the claims by verdict."""
         verdicts = [claim.verdict for claim in self.claims()]
-        return {each: verdicts.count(each) for each in VERDICTS}
+        return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
     @property
     def caveat(self) -> str:
@@ -135,13 +132,13 @@ class Reproduction:
             ],
             "claim_differences": [
                 {"claim": claim.claim}
-                | {name: value for name, value in vars(each).items() if name != "interval"}
+                | {name: value for name, value in vars(difference).items() if name != "interval"}
                 | {
                     "difference" if name == "value" else name: end
-                    for name, end in vars(each.interval).items()
+                    for name, end in vars(difference.interval).items()
                 }
                 for claim in claims
-                for each in claim.differences
+                for difference in claim.differences
             ],
         }
         for name, results in self.results.items():
@@ -180,7 +177,7 @@ class Reproduction:
             "caveat": self.caveat,
             "seconds": self.seconds,
             "claims": [asdict(claim) for claim in self.claims()],
-            "missing": [each._asdict() for each in self.setting.data.missing()],
+            "missing": [item._asdict() for item in self.setting.data.missing()],
             "results": _without_ranks(self.results),
         }
         files[RESULTS] = write_json(everything)
@@ -188,7 +185,7 @@ class Reproduction:
             write_text(self.folder / name, content)
         return [self.folder / name for name in files]
 
-    def _html(self, sections: Sequence[tuple[str, list[Part]]]) -> str:
+    def _html(self, sections: Sequence[tuple[str, list[Content]]]) -> str:
         lead = (
             "Asymmetric Regularized CCA and Hierarchical Kernel Sentence Embedding for Image & Text "
             "Retrieval (Mroueh, Marcheret, Goel, 2016): every table and figure, computed again and compared "
@@ -201,7 +198,7 @@ class Reproduction:
         footer = f"diptych {__version__}. Published figures: {citation()}."
         return page(f"The paper on {self.setting.data.title}", lead, shown, footer=footer)
 
-    def _sections(self, command: str) -> list[tuple[str, list[Part]]]:
+    def _sections(self, command: str) -> list[tuple[str, list[Content]]]:
         sections = [
             ("What was run", self._show_data(command)),
             ("What the paper claims", self._show_claims()),
@@ -212,7 +209,7 @@ class Reproduction:
             sections.append((title, experiment.show(self.setting, results)))
         return [*sections, ("How long it took", self._show_seconds())]
 
-    def _show_data(self, command: str) -> list[Part]:
+    def _show_data(self, command: str) -> list[Content]:
         setting, options = self.setting, self.setting.options
         runs = len(next(iter(setting.plans.values())).runs)
         notes = [
@@ -233,7 +230,7 @@ class Reproduction:
             ),
         ]
 
-    def _show_claims(self) -> list[Part]:
+    def _show_claims(self) -> list[Content]:
         colours = {"holds": True, "does not hold": False}
         mark = " (quick run)" if self.caveat else ""
         rows: list[Row | list[Any]] = [
@@ -257,7 +254,7 @@ class Reproduction:
             ReportTable("claims", ["claim", "in the paper", "here", "numbers"], rows, note=self.caveat),
         ]
 
-    def _show_seconds(self) -> list[Part]:
+    def _show_seconds(self) -> list[Content]:
         rows: list[Row | list[Any]] = [[name, float(value)] for name, value in self.seconds.items()]
         rows.append(["all", float(sum(self.seconds.values()))])
         return [
@@ -300,7 +297,7 @@ def _without_ranks(value: Any) -> Any:
     if isinstance(value, Mapping):
         kept = (key for key in value if key not in ("query_ranks", "resampled"))
         return {key: _without_ranks(value[key]) for key in kept}
-    return [_without_ranks(each) for each in value] if isinstance(value, list) else value
+    return [_without_ranks(entry) for entry in value] if isinstance(value, list) else value
 
 
 def check_experiments(names: Sequence[str] | None) -> list[str]:
@@ -313,14 +310,19 @@ def check_experiments(names: Sequence[str] | None) -> list[str]:
     """
     if names is None:
         return list(EXPERIMENTS)
-    known = {name: name for name in EXPERIMENTS}
-    known |= {_squeeze(item): name for name, each in EXPERIMENTS.items() for item in each.items}
+    names_of = {name: name for name in EXPERIMENTS}
+    for name, experiment in EXPERIMENTS.items():
+        names_of |= {_squeeze(item): name for item in experiment.items}
     for name in names:
-        if _squeeze(name) not in known:
-            choices = "; ".join(f"{each.name} ({each.place})" for each in EXPERIMENTS.values())
-            raise InputError(f"the experiment {name!r} is unknown; choose from {choices}.")
-    chosen = {known[_squeeze(name)] for name in names}
+        if _squeeze(name) not in names_of:
+            raise InputError(f"the experiment {name!r} is unknown; choose from {list_experiments()}.")
+    chosen = {names_of[_squeeze(name)] for name in names}
     return [name for name in EXPERIMENTS if name in chosen]
+
+
+def list_experiments() -> str:
+    """Return the names of the experiments with the paper's numbers."""
+    return "; ".join(f"{experiment.name} ({experiment.place})" for experiment in EXPERIMENTS.values())
 
 
 def _squeeze(name: str) -> str:

@@ -188,7 +188,7 @@ class Setting:
     @property
     def single_plan(self) -> ProtocolSplits:
         """The protocol of the single experiments: the one with the largest test set."""
-        return max(self.plans.values(), key=lambda each: len(each.runs[0].test))
+        return max(self.plans.values(), key=lambda plan: len(plan.runs[0].test))
 
     @property
     def run(self) -> ProtocolRun:
@@ -230,9 +230,9 @@ class Setting:
     def feature_pairs(self) -> list[tuple[str, Features, Features]]:
         """List (normalisation, image, text) of the main tables, grouped by text: each is embedded once."""
         images = [
-            each
-            for i, each in enumerate(self.data.images)
-            if self.options.all_images or i == 0 or each.name.endswith(YOURS)
+            image
+            for i, image in enumerate(self.data.images)
+            if self.options.all_images or i == 0 or image.name.endswith(YOURS)
         ]
         pairs: list[tuple[str, Features, Features]] = []
         for text in self.texts.values():
@@ -246,7 +246,7 @@ class Setting:
         """Return ``X, Y, pairing`` of some images and their captions."""
         images, captions, pairing = self.data.dataset.paired_rows(rows)
         if isinstance(text, HKSEFeatures):
-            self._embedded = [*(each for each in self._embedded if each is not text), text]
+            self._embedded = [*(features for features in self._embedded if features is not text), text]
             for older in self._embedded[:-EMBEDDED_KEPT]:
                 older.release()
         return image.take(images), text.take(captions), pairing
@@ -316,9 +316,9 @@ class Setting:
         It is computed again when the features, the splits, ``inputs`` or the library's code have changed.
         """
         dependencies = {
-            "features": [each.fingerprint for each in features],
+            "features": [source.fingerprint for source in features],
             "splits": self._splits,
-            "seed": self.seed if any(each.seeded for each in features) else 0,
+            "seed": self.seed if any(source.seeded for source in features) else 0,
             **inputs,
         }
         return self.cache.fetch(name, dependencies, compute)
@@ -337,7 +337,7 @@ class Setting:
             "images": [features.name for features in self.data.images],
             "texts": list(self.texts),
             "word vectors": self.data.vectors_origin,
-            "files": [each._asdict() for each in self.data.files],
+            "files": [file._asdict() for file in self.data.files],
         }
 
 

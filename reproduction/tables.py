@@ -1,15 +1,19 @@
-"""Tables of the report, as HTML, CSV, LaTeX and Markdown."""
+"""Tables of the report, as HTML, CSV, LaTeX and Markdown; and the published ones."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import unescape
+from pathlib import Path
 from typing import Any, Literal
 
+from diptych import InputError
 from diptych.report import Html, Row, best_cells, format_cell, table
 from reproduction.results import TASKS, Result
 
@@ -202,3 +206,69 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return stream.getvalue()
+
+
+PUBLISHED = {"flickr8k": "main/flickr8k", "coco-1k": "main/coco-1k", "coco-5k": "main/coco-5k"}
+PUBLISHED |= {"flickr30k-paper": "main/flickr30k", "flickr30k-karpathy": "main/flickr30k"}
+"""The main table of each protocol."""
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One row of a published table; ``values`` follow the table's columns, None where no number is given."""
+
+    method: str
+    values: tuple[float | None, ...]
+    images: str = ""
+    text: str = ""
+    by: str = "the paper"
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A published table: its columns, its rows, and a description of what was measured."""
+
+    columns: tuple[str, ...]
+    rows: tuple[PublishedRow, ...]
+    setting: str = ""
+
+
+def published(name: str) -> PublishedTable:
+    """Return a table of the paper.
+
+    A table that is commented out in the paper's source was not published, and is refused.
+
+    Parameters
+    ----------
+    name
+        Such as ``"main/flickr8k"``, ``"weighting/coco-5k"`` or ``"timing/coco"``.
+
+    Examples
+    --------
+    >>> published("main/flickr8k").rows[1].values[0]
+    18.62
+    """
+    tables = _publication()["tables"]
+    choices = ", ".join(name for name in tables if tables[name]["published"])
+    if name not in tables:
+        raise InputError(f"the paper has no table {name!r}; choose one of {choices}.")
+    content = tables[name]
+    if not content["published"]:
+        raise InputError(f"the table {name!r} is {content['status']}; choose one of {choices}.")
+    rows = (
+        PublishedRow(**{**row, "values": tuple(row["values"]), "shape": tuple(row.get("shape", ()))})
+        for row in content["rows"]
+    )
+    return PublishedTable(tuple(content["columns"]), tuple(rows), content.get("setting", ""))
+
+
+def citation() -> str:
+    """Return the publication that the published tables are from."""
+    return str(_publication()["source"])
+
+
+@cache
+def _publication() -> dict[str, Any]:
+    content = Path(__file__).with_name("published.json").read_text("utf-8")
+    return dict(json.loads(content))

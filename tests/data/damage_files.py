@@ -44,6 +44,10 @@ def write_files(folder):
     with h5py.File(folder / "d.h5", "w") as file:
         file["matrix"] = matrix
     scipy.io.savemat(folder / "e.mat", {"feats": matrix.T})
+    np.savez_compressed(folder / "packed.npz", matrix=matrix)
+    with h5py.File(folder / "packed.h5", "w") as file:
+        file.create_dataset("matrix", data=matrix, chunks=(2, 5), compression=4)
+    scipy.io.savemat(folder / "packed.mat", {"feats": matrix.T}, do_compression=True)
     Moments.of(matrix, matrix).save(folder / "f.moments")
     table = pyarrow.Table.from_pylist(ROWS)
     pyarrow.parquet.write_table(table, folder / "g.parquet")
@@ -59,10 +63,13 @@ def write_files(folder):
     (folder / "l.txt").write_text(f"{len(matrix)} 6\n{words}")
     binary = b"".join(f"word{i} ".encode() + row.tobytes() + b"\n" for i, row in enumerate(matrix))
     (folder / "m.bin").write_bytes(f"{len(matrix)} 6\n".encode() + binary)
-    features, pairs, vectors = open_features, read_pairs, read_word_vectors
-    readers = [*[features] * 5, Moments.load, pairs, read_shards, pairs, pairs]
-    names = sorted(path for path in folder.iterdir() if path.name != "dataset_k.json")
-    return {**dict(zip(names, [*readers, vectors, vectors], strict=True)), folder / "dataset_k.json": pairs}
+    special = {
+        "f.moments": Moments.load,
+        "h.parquet": read_shards,
+        **dict.fromkeys(("g.parquet", "i.csv", "j.jsonl", "dataset_k.json"), read_pairs),
+        **dict.fromkeys(("l.txt", "m.bin"), read_word_vectors),
+    }
+    return {path: special.get(path.name, open_features) for path in sorted(folder.iterdir())}
 
 
 def main(folder, count, seed):
@@ -70,7 +77,7 @@ def main(folder, count, seed):
     whole = {path: path.read_bytes() for path in readers}
     for path, read in readers.items():
         read(path)
-    before, wrong, refused = peak_memory(), [], 0
+    first_peak, wrong, refused = peak_memory(), [], 0
     for number in range(count):
         rng = random.Random(f"{seed}-{number}")
         path = rng.choice(list(readers))
@@ -92,7 +99,7 @@ def main(folder, count, seed):
         except Exception:
             wrong.append([number, path.name, traceback.format_exc()[-1500:]])
         path.write_bytes(whole[path])
-    memory = peak_memory() - before
+    memory = peak_memory() - first_peak
     print(json.dumps({"refused": refused, "read": count - refused, "memory": memory, "wrong": wrong[:20]}))
 
 

@@ -14,17 +14,17 @@ from diptych.encoders import (
     FunctionEncoder,
     OnnxEncoder,
     PyramidDescriptor,
-    Recipe,
     open_image,
     sentence_encoder,
 )
 from diptych.scenes import make_scenes
+from example_files import write_network
 from tolerance import assert_close
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    return make_scenes(40, size=32).write(tmp_path_factory.mktemp("scenes"))
+    return make_scenes(24, size=24).write(tmp_path_factory.mktemp("scenes"))
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,14 @@ def moments(blocks):
     return total
 
 
-@pytest.mark.parametrize("images", [1, 7, 100])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_blocks_have_the_moments_of_encoding_first(pairs, hkse, images, workers, tmp_path):
-    blocks = encoded_blocks(pairs, "pyramid", hkse, images=images, batch_size=3, workers=workers)
+def test_blocks_have_the_moments_of_encoding_first(pairs, hkse, tmp_path):
     image_store = encode_images(pairs, PyramidDescriptor(), tmp_path / "x")
     views = join(pairs, image_store, encode_texts(pairs, sentence_encoder(hkse), tmp_path / "y"))
-    assert_same_moments(moments(blocks), Moments.of(views.x, views.y, pairs.pairing))
-    assert max(block.pairs.n_images for block in blocks) <= images
+    expected = Moments.of(views.x, views.y, pairs.pairing)
+    for images, workers in ((1, 1), (7, 2), (100, 1)):
+        blocks = encoded_blocks(pairs, "pyramid", hkse, images=images, batch_size=3, workers=workers)
+        assert_same_moments(moments(blocks), expected)
+        assert max(block.pairs.n_images for block in blocks) <= images
 
 
 def test_a_fit_takes_encoded_blocks(pairs, hkse):
@@ -100,7 +100,7 @@ def test_unreadable_images_are_left_out_and_counted(hkse, tmp_path):
     good = pairs.select([row for row in range(12) if row not in (2, 3, 9)])
     with pytest.warns(DataWarning) as caught:
         total = moments(encoded_blocks(pairs, "pyramid", hkse, images=6))
-    assert [str(each.message)[:8] for each in caught] == ["2 of the", "1 of the"]
+    assert [str(warning.message)[:8] for warning in caught] == ["2 of the", "1 of the"]
     assert_same_moments(total, moments(encoded_blocks(good, "pyramid", hkse)))
 
 
@@ -114,13 +114,13 @@ def test_the_fingerprint_changes_with_images_captions_and_encoders(hkse, tmp_pat
     pairs = make_scenes(6, size=32).write(tmp_path)
     first = encoded_blocks(pairs, "pyramid", hkse).fingerprint
     assert encoded_blocks(pairs, "pyramid", hkse).fingerprint == first
-    others = [
+    changed = [
         encoded_blocks(pairs, FunctionEncoder(small, "small"), hkse),
         encoded_blocks(pairs, "pyramid", hkse, images=3)[:1],
         encoded_blocks(pairs, "pyramid", lambda texts: np.array([[len(t), 1.0] for t in texts])),
         encoded_blocks(pairs, "pyramid", lambda texts: np.array([[len(t), 2.0] for t in texts])),
     ]
-    prints = {first, *(each.fingerprint for each in others)}
+    prints = {first, *(blocks.fingerprint for blocks in changed)}
     assert len(prints) == 5
     pairs.paths[0].write_bytes(pairs.paths[1].read_bytes())
     assert encoded_blocks(pairs, "pyramid", hkse).fingerprint not in prints
@@ -140,41 +140,23 @@ def test_encoders_can_be_pickled(pairs, hkse, tmp_path):
 
 
 def test_a_network_that_changed_is_refused(tmp_path):
-    write_network(tmp_path / "colours.onnx")
-    sent = pickle.dumps(OnnxEncoder(tmp_path / "colours.onnx"))
-    write_network(tmp_path / "colours.onnx", side=32)
+    onnx, path = pytest.importorskip("onnx"), tmp_path / "colours.onnx"
+    write_network(path)
+    sent = pickle.dumps(OnnxEncoder(path))
+    network = onnx.load(path)
+    network.doc_string = "another network"
+    onnx.save(network, path)
     with pytest.raises(InputError, match=r"colours.onnx is not the same network as"):
         pickle.loads(sent)
-    (tmp_path / "colours.onnx").unlink()
+    path.unlink()
     with pytest.raises(InputError, match=r"colours.onnx does not exist"):
         pickle.loads(sent)
 
 
-def write_network(path, side=64):
-    """Write a network that averages the colours of sixteen tiles, and its recipe."""
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    kernel = {"kernel_shape": [side // 4, side // 4], "strides": [side // 4, side // 4]}
-    tile = onnx.helper.make_node("AveragePool", ["pixels"], ["tiles"], **kernel)
-    flat = onnx.helper.make_node("Flatten", ["tiles"], ["features"])
-    shapes = [("pixels", ["n", 3, side, side]), ("features", ["n", 48])]
-    inputs, outputs = (
-        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)] for name, shape in shapes
-    )
-    graph = onnx.helper.make_graph([tile, flat], "colours", inputs, outputs)
-    onnx.save(
-        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path
-    )
-    path.with_suffix(".json").write_text(Recipe(size=(side, side), mean=(0, 0, 0), std=(1, 1, 1)).to_json())
-
-
-@pytest.mark.parametrize("wrong", [{"images": 0}, {"batch_size": 0}, {"workers": 0}, {"max_pixels": 0}])
-def test_wrong_settings(pairs, hkse, wrong):
-    with pytest.raises(InputError, match=f"{next(iter(wrong))}=0 is below 1"):
-        encoded_blocks(pairs, "pyramid", hkse, **wrong)
-
-
-def test_pairs_that_cannot_be_encoded(pairs, hkse):
+def test_settings_and_pairs_that_cannot_be_encoded(pairs, hkse):
+    for name in ("images", "batch_size", "workers", "max_pixels"):
+        with pytest.raises(InputError, match=f"{name}=0 is below 1"):
+            encoded_blocks(pairs, "pyramid", hkse, **{name: 0})
     nowhere = PairedDataset(pairs.image_ids, pairs.captions, pairs.pairing)
     with pytest.raises(InputError, match="have no image paths"):
         encoded_blocks(nowhere, "pyramid", hkse)

@@ -1,4 +1,3 @@
-import contextlib
 import struct
 import sys
 import zipfile
@@ -96,13 +95,14 @@ def test_mat_files_have_a_column_per_image(tmp_path, matrix, compressed):
         open_features(tmp_path / "vgg_feats.mat", max_bytes=100)
 
 
-@pytest.mark.parametrize("name", ["f", "four", "fives", "a_long_name"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "uint8"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("f", "float32"), ("four", "float64"), ("fives", "int16"), ("a_long_name", "uint8")]
+)
 def test_mat_variables_have_the_values_and_types_that_were_saved(tmp_path, rng, name, dtype):
     matrix = (rng.normal(size=(3, 9)) * 50).astype(dtype)
     savemat(
         tmp_path / "f.mat",
-        {"before": "text", name: matrix, "cell": np.array([1, "x"], object), "last": matrix + 1},
+        {"words": "text", name: matrix, "cell": np.array([1, "x"], object), "last": matrix + 1},
     )
     features = open_features(tmp_path / "f.mat", key=name)
     np.testing.assert_array_equal(features, matrix.T)
@@ -189,40 +189,6 @@ def test_damaged_files_are_refused(tmp_path, suffix, matrix):
         path.write_bytes(raw)
         with pytest.raises(InputError, match=r"f\."):
             open_features(path)
-
-
-def write_features(path, matrix):
-    packed = path.stem == "packed"
-    if path.suffix == ".npy":
-        np.save(path, matrix)
-    elif path.suffix == ".npz":
-        (np.savez_compressed if packed else np.savez)(path, feats=matrix)
-    elif path.suffix == ".safetensors":
-        save_file({"feats": matrix}, path)
-    elif path.suffix == ".mat":
-        savemat(path, {"feats": matrix}, do_compression=packed)
-    else:
-        with pytest.importorskip("h5py").File(path, "w") as file:
-            file.create_dataset(
-                "feats", data=matrix, **({"chunks": (2, 5), "compression": 4} if packed else {})
-            )
-
-
-@pytest.mark.parametrize("stem", ["plain", "packed"])
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".h5", ".mat"])
-def test_files_with_changed_bytes_are_read_or_refused(tmp_path, stem, suffix, matrix, rng):
-    path = tmp_path / f"{stem}{suffix}"
-    write_features(path, matrix)
-    whole = path.read_bytes()
-    for _ in range(60):
-        raw = bytearray(whole[: rng.integers(len(whole) // 2, len(whole) + 1)])
-        for at in rng.integers(0, min(len(raw), 600), rng.integers(1, 6)):
-            raw[at] = rng.choice([0, 1, 48, 255])
-        # A new file each time: one that is mapped must not change under the map.
-        path.unlink()
-        path.write_bytes(raw)
-        with contextlib.suppress(InputError):
-            open_features(path, max_bytes=10**6).sum()
 
 
 def test_anything_but_a_matrix_is_refused(tmp_path, matrix):

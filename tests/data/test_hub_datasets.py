@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from commands import refused, run, run_json
+from commands import config, refused, run, run_json
 from diptych._checks import DataWarning, InputError
 from diptych.data import _hub_datasets, read_pairs
 from diptych.scenes import make_scenes
@@ -71,8 +71,8 @@ def write_image_folder(folder, scenes):
 
 @pytest.mark.parametrize("write", [write_parquet, save_to_disk, write_image_folder])
 def test_a_local_dataset_gives_the_pairs_it_was_made_from(tmp_path, scenes, write):
-    write(tmp_path / "made", scenes)
-    pairs = read_pairs(f"hf:{tmp_path / 'made'}", images=tmp_path / "images")
+    write(tmp_path / "dataset", scenes)
+    pairs = read_pairs(f"hf:{tmp_path / 'dataset'}", images=tmp_path / "images")
     assert pairs.n_images == N
     assert pairs.split_sizes() == {"train": 8, "val": 2, "test": 2}
     order = [next(i for i, p in enumerate(scenes.paths) if p.stem in image) for image in pairs.image_ids]
@@ -93,22 +93,22 @@ def test_ids_are_the_same_in_every_format_and_run(tmp_path, scenes):
 
 
 def test_images_go_to_the_cache_by_default(tmp_path, scenes, cache):
-    save_to_disk(tmp_path / "made", scenes)
-    pairs = read_pairs(f"hf:{tmp_path / 'made'}")
+    save_to_disk(tmp_path / "dataset", scenes)
+    pairs = read_pairs(f"hf:{tmp_path / 'dataset'}")
     assert all(path.is_relative_to(cache / "diptych") for path in pairs.paths)
 
 
 def test_a_folder_is_named_relative_to_the_current_one(tmp_path, scenes, monkeypatch):
-    save_to_disk(tmp_path / "made", scenes)
+    save_to_disk(tmp_path / "dataset", scenes)
     monkeypatch.chdir(tmp_path)
-    assert read_pairs("hf:./made").n_images == N
+    assert read_pairs("hf:./dataset").n_images == N
 
 
 def test_images_are_written_once_and_damaged_ones_again(tmp_path, scenes):
-    save_to_disk(tmp_path / "made", scenes)
-    source, folder = f"hf:{tmp_path / 'made'}", tmp_path / "images"
+    save_to_disk(tmp_path / "dataset", scenes)
+    source, folder = f"hf:{tmp_path / 'dataset'}", tmp_path / "images"
     pairs = read_pairs(source, images=folder)
-    before = [path.stat().st_mtime_ns for path in pairs.paths]
+    times = [path.stat().st_mtime_ns for path in pairs.paths]
     content = pairs.paths[3].read_bytes()
     pairs.paths[3].write_bytes(content[:50])  # as a killed process would leave it
     pairs.paths[4].unlink()
@@ -116,13 +116,13 @@ def test_images_are_written_once_and_damaged_ones_again(tmp_path, scenes):
     assert again.paths[3].read_bytes() == content
     assert again.paths[4].is_file()
     kept = [row for row in range(N) if row not in (3, 4)]
-    assert [again.paths[row].stat().st_mtime_ns for row in kept] == [before[row] for row in kept]
+    assert [again.paths[row].stat().st_mtime_ns for row in kept] == [times[row] for row in kept]
     assert not [path for path in folder.rglob(".*") if path.is_file()]
 
 
 def test_splits_are_chosen_after_a_question_mark(tmp_path, scenes):
-    save_to_disk(tmp_path / "made", scenes)
-    source = f"hf:{tmp_path / 'made'}"
+    save_to_disk(tmp_path / "dataset", scenes)
+    source = f"hf:{tmp_path / 'dataset'}"
     assert read_pairs(f"{source}?split=test").split_sizes() == {"test": 2}
     assert read_pairs(f"{source}?split=train&split=test").split_sizes() == {"train": 8, "test": 2}
     assert read_pairs(f"{source}?split=train").splits is None  # how datasets calls what is not split
@@ -132,31 +132,31 @@ def test_splits_are_chosen_after_a_question_mark(tmp_path, scenes):
 
 def test_unusual_splits_have_to_be_chosen(tmp_path, scenes):
     parts = {name: make_dataset(scenes, range(4)) for name in ("train", "extra")}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "made")
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "dataset")
     with pytest.raises(InputError, match="'extra', which is neither train, validation nor test"):
-        read_pairs(f"hf:{tmp_path / 'made'}")
-    assert read_pairs(f"hf:{tmp_path / 'made'}?split=extra").splits is None
+        read_pairs(f"hf:{tmp_path / 'dataset'}")
+    assert read_pairs(f"hf:{tmp_path / 'dataset'}?split=extra").splits is None
 
 
 def test_a_config_is_chosen_after_a_question_mark(tmp_path, scenes):
-    write_parquet(tmp_path / "made", scenes)
+    write_parquet(tmp_path / "dataset", scenes)
     lines = ["---", "configs:"]
     for name, split in (("small", "test"), ("large", "train")):
         lines += [f"- config_name: {name}", f"  data_files: data/{split}-*"]
-    (tmp_path / "made" / "README.md").write_text("\n".join([*lines, "---", ""]))
-    assert read_pairs(f"hf:{tmp_path / 'made'}?config=small").n_images == 2
-    assert read_pairs(f"hf:{tmp_path / 'made'}?config=large").n_images == 8
+    (tmp_path / "dataset" / "README.md").write_text("\n".join([*lines, "---", ""]))
+    assert read_pairs(f"hf:{tmp_path / 'dataset'}?config=small").n_images == 2
+    assert read_pairs(f"hf:{tmp_path / 'dataset'}?config=large").n_images == 8
     with pytest.raises(InputError, match="'medium' not found. Available: \\['small', 'large'\\]"):
-        read_pairs(f"hf:{tmp_path / 'made'}?config=medium")
+        read_pairs(f"hf:{tmp_path / 'dataset'}?config=medium")
 
 
 def test_columns_are_found_by_type_and_name(tmp_path, scenes):
     columns = {f"caption_{i}": [captions_of(scenes, row)[i] for row in range(N)] for i in (1, 0, 2)}
     columns |= {"remark": ["a remark"] * N, "caption_10": ["the last"] * N}
-    made = make_dataset(scenes, range(N), "pixels", **columns)
+    dataset = make_dataset(scenes, range(N), "pixels", **columns)
     preview = make_dataset(scenes, range(N), "preview", number=list(range(N))).select_columns("preview")
-    datasets.concatenate_datasets([made, preview], axis=1).save_to_disk(tmp_path / "made")
-    source = f"hf:{tmp_path / 'made'}"
+    datasets.concatenate_datasets([dataset, preview], axis=1).save_to_disk(tmp_path / "dataset")
+    source = f"hf:{tmp_path / 'dataset'}"
     with pytest.raises(InputError, match="pixels, preview, and none has a usual name for the image"):
         read_pairs(source)
     pairs = read_pairs(source, image_column="pixels")
@@ -172,30 +172,30 @@ def test_one_row_per_caption_and_a_column_of_splits(tmp_path, scenes):
     rows = [row for row in range(4) for _ in range(2)]
     texts = [captions_of(scenes, row)[i % 2] for i, row in enumerate(rows)]
     split = ["train", "train", "train", "train", "val", "val", "test", "test"]
-    make_dataset(scenes, rows, text=texts, split=split).save_to_disk(tmp_path / "made")
-    pairs = read_pairs(f"hf:{tmp_path / 'made'}")
+    make_dataset(scenes, rows, text=texts, split=split).save_to_disk(tmp_path / "dataset")
+    pairs = read_pairs(f"hf:{tmp_path / 'dataset'}")
     assert (pairs.n_images, pairs.n_captions) == (4, 8)
     assert pairs.splits == ("train", "train", "val", "test")
     assert captions_of(pairs, 1) == captions_of(scenes, 1)[:2]
 
 
 def test_rows_without_an_image_or_a_caption(tmp_path, scenes):
-    made = make_dataset(scenes, range(3), caption=["one", None, "three"])
-    empty = datasets.Dataset.from_dict({"image": [None], "caption": ["nothing"]}, features=made.features)
-    datasets.concatenate_datasets([made, empty]).save_to_disk(tmp_path / "made")
+    dataset = make_dataset(scenes, range(3), caption=["one", None, "three"])
+    empty = datasets.Dataset.from_dict({"image": [None], "caption": ["nothing"]}, features=dataset.features)
+    datasets.concatenate_datasets([dataset, empty]).save_to_disk(tmp_path / "dataset")
     with pytest.warns(DataWarning, match="1 row of .* without an image left out"):
-        pairs = read_pairs(f"hf:{tmp_path / 'made'}")
+        pairs = read_pairs(f"hf:{tmp_path / 'dataset'}")
     assert (pairs.n_images, pairs.captions) == (3, ("one", "three"))
 
 
 def test_an_image_without_a_name_gets_an_extension(tmp_path):
     file = io.BytesIO()
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(file, "JPEG")
-    made = datasets.Dataset.from_dict(
+    dataset = datasets.Dataset.from_dict(
         {"image": [{"bytes": file.getvalue(), "path": None}], "text": ["black"]}
     )
-    made.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "made")
-    (path,) = read_pairs(f"hf:{tmp_path / 'made'}").paths
+    dataset.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "dataset")
+    (path,) = read_pairs(f"hf:{tmp_path / 'dataset'}").paths
     assert path.suffix == ".jpg"
     assert path.read_bytes() == file.getvalue()
 
@@ -203,22 +203,22 @@ def test_an_image_without_a_name_gets_an_extension(tmp_path):
 def test_an_image_file_outside_of_the_dataset_is_not_opened(tmp_path, scenes):
     secret = tmp_path / "secret.png"
     secret.write_bytes(scenes.paths[0].read_bytes())
-    made = datasets.Dataset.from_dict({"image": [str(secret)], "text": ["a secret"]})
-    (tmp_path / "made").mkdir()
-    made.cast_column("image", datasets.Image()).to_parquet(tmp_path / "made" / "train.parquet")
+    dataset = datasets.Dataset.from_dict({"image": [str(secret)], "text": ["a secret"]})
+    (tmp_path / "dataset").mkdir()
+    dataset.cast_column("image", datasets.Image()).to_parquet(tmp_path / "dataset" / "train.parquet")
     with pytest.raises(InputError, match="secret.png', which is not part of the dataset"):
-        read_pairs(f"hf:{tmp_path / 'made'}", images=tmp_path / "images")
+        read_pairs(f"hf:{tmp_path / 'dataset'}", images=tmp_path / "images")
     assert not (tmp_path / "images").exists()
 
 
 def test_the_name_of_a_split_does_not_lead_out_of_the_images(tmp_path, scenes):
     make_dataset(scenes, range(3)).save_to_disk(tmp_path / "elsewhere")
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "dataset_dict.json").write_text('{"splits": ["../elsewhere"]}')
-    before = sorted(tmp_path.iterdir())
-    pairs = read_pairs(f"hf:{tmp_path / 'made'}", images=tmp_path / "images" / "deep")
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "dataset_dict.json").write_text('{"splits": ["../elsewhere"]}')
+    folders = sorted(tmp_path.iterdir())
+    pairs = read_pairs(f"hf:{tmp_path / 'dataset'}", images=tmp_path / "images" / "deep")
     assert {path.resolve().parent.parent for path in pairs.paths} == {tmp_path / "images" / "deep"}
-    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "images"])
+    assert sorted(tmp_path.iterdir()) == sorted([*folders, tmp_path / "images"])
 
 
 def test_damaged_files_are_refused(tmp_path, scenes):
@@ -235,26 +235,26 @@ def test_damaged_files_are_refused(tmp_path, scenes):
 
 
 def test_a_dataset_script_is_refused_and_not_run(tmp_path):
-    folder = tmp_path / "made"
+    folder = tmp_path / "dataset"
     folder.mkdir()
-    (folder / "made.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (folder / "dataset.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with pytest.raises(InputError, match="scripts are no longer supported"):
         read_pairs(f"hf:{folder}")
     assert not (tmp_path / "ran").exists()
 
 
 def test_sizes_are_bounded(tmp_path, scenes, monkeypatch):
-    save_to_disk(tmp_path / "made", scenes)
+    save_to_disk(tmp_path / "dataset", scenes)
     with pytest.raises(InputError, match="more than 100 characters of captions; raise max_bytes"):
-        read_pairs(f"hf:{tmp_path / 'made'}", max_bytes=100)
+        read_pairs(f"hf:{tmp_path / 'dataset'}", max_bytes=100)
     monkeypatch.setattr(_hub_datasets, "MAX_IMAGE_BYTES", 100)
     with pytest.raises(InputError, match="an image of [0-9,]+ bytes; at most 100 are read"):
-        read_pairs(f"hf:{tmp_path / 'made'}")
+        read_pairs(f"hf:{tmp_path / 'dataset'}")
 
 
 def test_what_cannot_be_read_is_explained(tmp_path, scenes):
-    save_to_disk(tmp_path / "made", scenes)
-    source = f"hf:{tmp_path / 'made'}"
+    save_to_disk(tmp_path / "dataset", scenes)
+    source = f"hf:{tmp_path / 'dataset'}"
     datasets.Dataset.from_dict({"a": [1]}).save_to_disk(tmp_path / "plain")
     (tmp_path / "empty").mkdir()
     for name, options, message in (
@@ -281,23 +281,28 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch):
         read_pairs("hf:ada/scenes")
 
 
-def test_commands_take_datasets(tmp_path, scenes):
-    made = make_scenes(60).write(tmp_path / "drawn")
-    make_dataset(made, range(60)).save_to_disk(tmp_path / "made")
-    source, images = f"hf:{tmp_path / 'made'}", ["--images", tmp_path / "images"]
-    report = run_json("check", source, *images)
-    assert (report["images"], report["captions"], report["ok"]) == (60, 300, True)
-    encoders = ["--image-encoder", "pyramid", "--text-encoder", "hkse"]
-    assert run("fit", source, *images, *encoders, "--out", tmp_path / "model", "-q").exit_code == 0
-    (hit,) = run_json("search", tmp_path / "model", made.captions[0], "-k", 1)["answers"][0]["hits"]
+def test_check_takes_a_dataset(tmp_path, scenes):
+    save_to_disk(tmp_path / "saved", scenes)
+    report = run_json("check", f"hf:{tmp_path / 'saved'}", "--images", tmp_path / "images")
+    assert (report["images"], report["captions"], report["ok"]) == (N, 5 * N, True)
+    assert "has no split 'dev'" in refused("check", f"hf:{tmp_path / 'saved'}?split=dev")
+
+
+@pytest.mark.slow
+def test_a_model_is_fitted_on_a_dataset(tmp_path):
+    scenes = make_scenes(60, size=48).write(tmp_path / "drawn")
+    make_dataset(scenes, range(60)).save_to_disk(tmp_path / "saved")
+    source = f"hf:{tmp_path / 'saved'}", "--images", tmp_path / "images"
+    options = ["--image-encoder", "pyramid", "--text-encoder", "hkse", *config(model={"grid": 3})]
+    assert run("fit", *source, *options, "--out", tmp_path / "model", "-q").exit_code == 0
+    (hit,) = run_json("search", tmp_path / "model", scenes.captions[0], "-k", 1)["answers"][0]["hits"]
     assert hit["path"].startswith(str(tmp_path / "images"))
-    assert "has no split 'dev'" in refused("check", f"{source}?split=dev")
 
 
 @pytest.mark.slow
 def test_a_dataset_of_the_hub(tmp_path, scenes):
-    write_parquet(tmp_path / "made", scenes)
-    files = {f"data/{path.name}": path.read_bytes() for path in (tmp_path / "made" / "data").iterdir()}
+    write_parquet(tmp_path / "dataset", scenes)
+    files = {f"data/{path.name}": path.read_bytes() for path in (tmp_path / "dataset" / "data").iterdir()}
     files["README.md"] = b"---\nlicense: unknown\n---\n"
     with HubServer() as hub:
         hub.repositories["datasets/ada/scenes"] = repo = Repository(private=False)
@@ -307,8 +312,8 @@ def test_a_dataset_of_the_hub(tmp_path, scenes):
             """Run ``diptych check`` in a process of its own: datasets reads its environment when imported."""
             paths = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
             command = [sys.executable, "-m", "diptych", "check", name, "--json"]
-            own = {**os.environ, "HF_HUB_OFFLINE": "0", **paths, **environment}
-            return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
+            environment = {**os.environ, "HF_HUB_OFFLINE": "0", **paths, **environment}
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
         done = check("hf:ada/scenes")
         assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.data import join, read_pairs, split_by_image
-from diptych.data._metadata import MetadataReader
+from diptych.data._tables import MetadataReader
 
 ROWS = [
     {"image": "a.jpg", "caption": "A cat.", "year": 2010, "tag": "pet", "rating": 4.5, "ok": True},
@@ -51,8 +51,8 @@ def column(folder, *cells):
     lines = ["image,caption,value", *(f"{i}.jpg,text,{cell}" for i, cell in enumerate(cells))]
     path = folder / "column.csv"
     path.write_text("\n".join(lines) + "\n", "utf-8")
-    found = read_pairs(path, metadata=["value"]).metadata
-    return [found.get(f"{i}.jpg", {}).get("value") for i in range(len(cells))]
+    metadata = read_pairs(path, metadata=["value"]).metadata
+    return [metadata.get(f"{i}.jpg", {}).get("value") for i in range(len(cells))]
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
@@ -127,18 +127,18 @@ def test_keys_of_json_lines_may_be_missing_from_the_first_rows(tmp_path):
 def test_a_csv_column_has_one_type(tmp_path, cells, values):
     if values is None:
         values = [datetime(2010, 5, 1, 10, 30), datetime(2010, 5, 1, 10, 30, 15, 250_000)]
-    found = column(tmp_path, *cells)
-    assert found == values
-    assert [type(value) for value in found] == [type(value) for value in values]
+    read = column(tmp_path, *cells)
+    assert read == values
+    assert [type(value) for value in read] == [type(value) for value in values]
 
 
 @pytest.mark.parametrize("cell", [str(2**63), str(-(2**63) - 1), "12345678901234567890123", "7" * 5000])
-@pytest.mark.parametrize("other", ["1", "0.5"])
-def test_a_whole_number_of_more_than_64_bits_is_refused(tmp_path, cell, other):
+@pytest.mark.parametrize("first", ["1", "0.5"])
+def test_a_whole_number_of_more_than_64_bits_is_refused(tmp_path, cell, first):
     with pytest.raises(
         InputError, match=r"column\.csv, row 3: column 'value' holds .* at most 64 bits"
     ) as caught:
-        column(tmp_path, other, cell)
+        column(tmp_path, first, cell)
     assert len(str(caught.value)) < 300
     rows = [{"image": "a.jpg", "caption": "a", "n": [1, int(cell[:4000])]}]
     with pytest.raises(InputError, match=r"row 1: column 'n' holds .* at most 64 bits"):
@@ -146,8 +146,8 @@ def test_a_whole_number_of_more_than_64_bits_is_refused(tmp_path, cell, other):
 
 
 def test_times_with_a_zone_are_stored_in_utc(tmp_path):
-    found = column(tmp_path, "2010-05-01T10:30:00+02:00", "2010-05-01T08:30:00Z")
-    assert found[0] == found[1] == datetime(2010, 5, 1, 8, 30, tzinfo=UTC)
+    first, second = column(tmp_path, "2010-05-01T10:30:00+02:00", "2010-05-01T08:30:00Z")
+    assert first == second == datetime(2010, 5, 1, 8, 30, tzinfo=UTC)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
@@ -171,8 +171,8 @@ def typed(cells):
     for row, cell in enumerate(cells):
         reader.add(row, {"image": str(row), "v": cell}, row, 0)
     ids = [str(row) for row in range(len(cells))]
-    found = reader.finish(["image", "v"], ids, [])
-    return [found[name]["v"] for name in ids]
+    metadata = reader.finish(["image", "v"], ids, [])
+    return [metadata[name]["v"] for name in ids]
 
 
 # Types of Parquet and JSON lines
@@ -191,9 +191,9 @@ def test_parquet_keeps_its_types(tmp_path):
         "empty": "",
     }
     path = write(tmp_path, [{"image": "a.jpg", "caption": "A cat.", **values}], "parquet")
-    found = read_pairs(path, metadata="all").metadata["a.jpg#0"]
-    assert found == {**values, "price": 4.5}
-    assert type(found["naive"]) is datetime
+    values_read = read_pairs(path, metadata="all").metadata["a.jpg#0"]
+    assert values_read == {**values, "price": 4.5}
+    assert type(values_read["naive"]) is datetime
     table = pyarrow.table(
         {
             "image": ["a.jpg"],
@@ -203,9 +203,9 @@ def test_parquet_keeps_its_types(tmp_path):
         }
     )
     pyarrow.parquet.write_table(table, path)
-    found = read_pairs(path, metadata="all").metadata["a.jpg"]
-    assert type(found["when"]) is datetime
-    assert found == {"when": datetime(2010, 5, 1, tzinfo=UTC)}
+    values_read = read_pairs(path, metadata="all").metadata["a.jpg"]
+    assert type(values_read["when"]) is datetime
+    assert values_read == {"when": datetime(2010, 5, 1, tzinfo=UTC)}
 
 
 @pytest.mark.parametrize(
@@ -235,11 +235,11 @@ def test_an_image_has_the_values_of_its_rows(tmp_path):
         {"image": "b", "caption": ["3", "4"], "tags": "w", "n": True},
         {"image": "b", "caption": [], "tags": "v", "n": 1},
     ]
-    found = read_pairs(write(tmp_path, rows, "jsonl"), metadata="all").metadata
-    assert found["a"] == {"tags": ["x", "y", "z"], "n": 1, "same": ["p"], "some": "s"}
-    assert found["a#0"] == {"tags": ["x", "y"], "n": 1, "same": ["p"]}
-    assert found["b"] == {"tags": ["w", "v"], "n": [True, 1]}
-    assert found["b#0"] == found["b#1"] == {"tags": "w", "n": True}
+    values_read = read_pairs(write(tmp_path, rows, "jsonl"), metadata="all").metadata
+    assert values_read["a"] == {"tags": ["x", "y", "z"], "n": 1, "same": ["p"], "some": "s"}
+    assert values_read["a#0"] == {"tags": ["x", "y"], "n": 1, "same": ["p"]}
+    assert values_read["b"] == {"tags": ["w", "v"], "n": [True, 1]}
+    assert values_read["b#0"] == values_read["b#1"] == {"tags": "w", "n": True}
 
 
 def test_metadata_stays_with_the_pairs(tmp_path):

@@ -15,10 +15,7 @@ from diptych.data._files import contained_path
 
 
 def karpathy_entry(name, split, captions, first, **more):
-    sentences = [
-        {"raw": text, "tokens": text.lower().split(), "imgid": 0, "sentid": first + k}
-        for k, text in enumerate(captions)
-    ]
+    sentences = [{"raw": text, "imgid": 0, "sentid": first + k} for k, text in enumerate(captions)]
     return {"filename": name, "split": split, "sentences": sentences, "imgid": 0, **more}
 
 
@@ -42,7 +39,6 @@ def test_karpathy_split_files(karpathy, tmp_path):
     assert dataset.captions[:2] == ("A cat .", "One cat .")
     assert dataset.pairing.tolist() == [0, 0, 1, 2, 3]
     assert dataset.caption_ids == ("10", "11", "3", "7", "1")
-    assert dataset.tokens[2] == ("a", "dog", ".")
     assert dataset.paths is None
 
 
@@ -53,27 +49,6 @@ def test_karpathy_images_are_in_one_folder_or_in_subfolders(karpathy, tmp_path):
     assert paths[:2] == (images / "a.jpg", images / "val2014" / "b.jpg")
     with pytest.raises(InputError, match="not a folder"):
         read_pairs(karpathy, images=tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        "{}",
-        '{"images": []}',
-        '{"images": [3]}',
-        '{"images": [{"filename": "a.jpg"}]}',
-        '{"images": [{"filename": "a.jpg", "sentences": [{"text": "x"}]}]}',
-        '{"images": [{"filename": "a.jpg", "sentences": 5}]}',
-        "{",
-        "[" * 100_000,
-    ],
-)
-def test_invalid_split_files_are_refused(tmp_path, content):
-    path = tmp_path / "dataset.json"
-    path.write_text(content)
-    with pytest.raises(InputError, match="dataset"):
-        read_pairs(path)
 
 
 def test_files_beyond_the_limit_are_refused(karpathy):
@@ -129,21 +104,6 @@ def test_flickr30k_token_file(tmp_path):
     assert dataset.pairing.tolist() == [0, 0, 1]
     assert read_pairs(tmp_path).n_images == read_pairs(path).n_images == 2
     assert dataset.splits is None
-
-
-@pytest.mark.parametrize("line", ["no tab here", "a.jpg\tno number", "#0\tno name", "a.jpg#x\tno digit"])
-def test_errors_name_damaged_token_lines(tmp_path, line):
-    path = tmp_path / "results.token"
-    path.write_text(f"a.jpg#0\tfine\n{line}\n")
-    with pytest.raises(InputError, match="line 2"):
-        read_pairs(path)
-
-
-def test_text_that_is_not_utf8_is_refused(tmp_path):
-    path = tmp_path / "results.token"
-    path.write_bytes(b"a.jpg#0\tcaf\xe9\n")
-    with pytest.raises(InputError, match="UTF-8"):
-        read_pairs(path)
 
 
 def test_coco_caption_files(tmp_path):
@@ -232,32 +192,49 @@ def test_columns_are_named_or_found_by_their_usual_names(tmp_path):
         read_pairs(path, image_column="file")
 
 
-def test_an_image_in_two_splits_is_refused(tmp_path):
-    rows = [{"image": "a.png", "caption": "x", "split": s} for s in ("train", "test")]
-    with pytest.raises(InputError, match="'test' here and in 'train' before"):
-        read_pairs(write_table(tmp_path / "t.csv", rows))
+KARPATHY = "dataset.json"
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "message"),
     [
-        ("t.jsonl", '{"image": "a.png", "caption": 5}'),
-        ("t.jsonl", '{"image": null, "caption": "x"}'),
-        ("t.jsonl", '{"image": "a.png", "caption": "x"}\nnot json'),
-        ("t.jsonl", '{"image": "a.png", "caption": "x"}\n[1]'),
-        ("t.csv", ""),
-        ("t.csv", "image,caption\n"),
-        ("t.csv", "image,caption\na.png\n"),
-        ("t.parquet", "PAR1 not really"),
-        ("t.xlsx", "image,caption"),
+        (KARPATHY, "[]", "holds a JSON list"),
+        (KARPATHY, "{}", "no list of images"),
+        (KARPATHY, '{"images": []}', "no list of images"),
+        (KARPATHY, '{"images": [3]}', "image 0 is not as expected"),
+        (KARPATHY, '{"images": [{"filename": "a.jpg"}]}', "'sentences'"),
+        (KARPATHY, '{"images": [{"filename": "a.jpg", "sentences": [{"text": "x"}]}]}', "'raw'"),
+        (KARPATHY, '{"images": [{"filename": "a.jpg", "sentences": 5}]}', "image 0 is not as expected"),
+        (KARPATHY, "{", "not valid JSON"),
+        (KARPATHY, "[" * 100_000, "not valid JSON"),
+        ("t.token", "a.jpg#0\tfine\nno tab here", "line 2"),
+        ("t.token", "a.jpg#0\tfine\na.jpg\tno number", "line 2"),
+        ("t.token", "a.jpg#0\tfine\n#0\tno name", "line 2"),
+        ("t.token", "a.jpg#0\tfine\na.jpg#x\tno digit", "line 2"),
+        ("t.token", b"a.jpg#0\tcaf\xe9\n", "UTF-8"),
+        ("t.jsonl", '{"image": "a.png", "caption": 5}', "holds 5; expected text"),
+        ("t.jsonl", '{"image": null, "caption": "x"}', "holds None; expected a name"),
+        ("t.jsonl", '{"image": "a.png", "caption": "x"}\nnot json', "line 2 is not valid JSON"),
+        ("t.jsonl", '{"image": "a.png", "caption": "x"}\n[1]', "line 2 is not a JSON object"),
+        ("t.jsonl", '{"image": "\\ud800.png", "caption": "a"}', "not valid Unicode"),
+        ("t.jsonl", '{"image": "a.png", "caption": "\\udc80"}', "not valid Unicode"),
+        ("t.csv", "image,caption\n", "holds no captions"),
+        ("t.csv", "image,caption\na.png\n", "holds None; expected text"),
+        ("t.csv", "image,caption,split\na,x,train\na,y,test", "'test' here and in 'train' before"),
+        *((f"t{suffix}", "", "is empty; expected columns") for suffix in (".csv", ".tsv", ".jsonl")),
+        *((f"t{suffix}", "\n\n", "is empty; expected columns") for suffix in (".csv", ".tsv", ".jsonl")),
+        ("t.parquet", "PAR1 not really", "t.parquet"),
+        ("t.xlsx", "image,caption", "not a file of pairs"),
+        ("notes.md", "x", "not a file of pairs"),
     ],
 )
-def test_damaged_tables_are_refused(tmp_path, name, content):
+def test_files_that_cannot_be_read_are_refused(tmp_path, name, content, message):
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=name):
-        read_pairs(tmp_path / name)
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message):
+        read_pairs(path)
 
 
 def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
@@ -269,12 +246,12 @@ def test_a_table_that_unpacks_beyond_the_limit_is_refused(tmp_path):
 
 
 def test_a_small_parquet_file_that_repeats_a_long_text_is_not_unpacked(tmp_path):
-    long, limit = "x" * 1_000_000, 2**26
+    long, limit = "x" * 100_000, 2**23
     for name, cell in (("one", long), ("several", [long, "short"])):
         path = write_table(tmp_path / f"{name}.parquet", [{"image": "a.png", "caption": cell}] * 200)
-        assert path.stat().st_size < 1_000_000
+        assert path.stat().st_size < 100_000
         tracemalloc.start()
-        with pytest.raises(InputError, match="unpacks to more than 67,108,864 bytes"):
+        with pytest.raises(InputError, match="unpacks to more than 8,388,608 bytes"):
             read_pairs(path, max_bytes=limit)
         assert tracemalloc.get_traced_memory()[1] < limit
         tracemalloc.stop()
@@ -287,15 +264,6 @@ def test_file_names_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name[:-4] + b".txt")).write_text("a caption")
     with pytest.warns(DataWarning, match="file name that is not UTF-8"):
         assert read_pairs(tmp_path).image_ids == ("good.png",)
-
-
-@pytest.mark.parametrize(
-    "row", [{"image": "\ud800.png", "caption": "a"}, {"image": "a.png", "caption": "\udc80"}]
-)
-def test_texts_that_are_not_unicode_are_refused(tmp_path, row):
-    (tmp_path / "t.jsonl").write_text(json.dumps(row))
-    with pytest.raises(InputError, match="not valid Unicode"):
-        read_pairs(tmp_path / "t.jsonl")
 
 
 def test_parquet_without_pyarrow_names_the_package(tmp_path, monkeypatch):
@@ -335,9 +303,6 @@ def test_ambiguous_folders_are_refused(tmp_path):
         read_pairs(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
         read_pairs(tmp_path / "nowhere")
-    (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(InputError, match="not a file of pairs"):
-        read_pairs(tmp_path / "notes.md")
 
 
 @pytest.mark.data
@@ -350,12 +315,12 @@ def test_the_real_flickr8k(real_data):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "given"), [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("cp1252", "cp1252")]
+    ("encoding", "named"), [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("cp1252", "cp1252")]
 )
-def test_tables_in_the_encodings_that_excel_writes(tmp_path, encoding, given):
+def test_tables_in_the_encodings_that_excel_writes(tmp_path, encoding, named):
     path = tmp_path / "t.csv"
     path.write_text("image,caption\na.jpg,ein Café\n", encoding)
-    assert read_pairs(path, encoding=given).captions == ("ein Café",)
+    assert read_pairs(path, encoding=named).captions == ("ein Café",)
 
 
 def test_errors_name_the_encoding_to_try(tmp_path):
@@ -367,14 +332,6 @@ def test_errors_name_the_encoding_to_try(tmp_path):
         read_pairs(path, encoding="nonsense")
     with pytest.raises(InputError, match="not utf-16 text"):
         read_pairs(path, encoding="utf-16")
-
-
-@pytest.mark.parametrize("name", ["empty.csv", "empty.tsv", "empty.jsonl"])
-@pytest.mark.parametrize("content", ["", "\n\n"])
-def test_empty_tables_are_refused(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match="is empty; expected columns"):
-        read_pairs(tmp_path / name)
 
 
 def test_table_options_for_other_formats_are_refused(tmp_path):

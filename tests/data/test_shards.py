@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -54,10 +55,6 @@ def write_parquet(place, array, fixed=True, groups=16, **more):
     return f"{place}.parquet"
 
 
-def write_lists(place, array):
-    return write_parquet(place, array, fixed=False)
-
-
 def write_zarr(place, array, version=3, **more):
     zarr = pytest.importorskip("zarr", reason="zarr is not installed")
     place = f"{place}.zarr"
@@ -68,15 +65,14 @@ def write_zarr(place, array, version=3, **more):
     return place
 
 
-def write_old_zarr(place, array):
-    return write_zarr(place, array, version=2)
-
-
-def write_sharded(place, array):
-    return write_zarr(place, array, shards=(16, 6))
-
-
-WRITERS = [write_npy, write_parquet, write_lists, write_zarr, write_old_zarr, write_sharded]
+WRITERS = {
+    "npy": write_npy,
+    "parquet": write_parquet,
+    "lists": partial(write_parquet, fixed=False),
+    "zarr": write_zarr,
+    "old zarr": partial(write_zarr, version=2),
+    "sharded zarr": partial(write_zarr, shards=(16, 6)),
+}
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -89,17 +85,18 @@ def place(request, tmp_path):
         fsspec.filesystem("memory").store.clear()
 
 
-@pytest.mark.parametrize("write", WRITERS)
-@pytest.mark.parametrize("rows", [None, 7, 24])
-def test_every_format_gives_back_what_was_written(place, write, rows):
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_every_format_gives_back_what_was_written(place, write):
     x, y = views()
-    blocks = shards(write(f"{place}/x", x), write(f"{place}/y", y), 3, rows=rows)
-    found_x, found_y = joined(blocks)
-    np.testing.assert_array_equal(found_x, np.repeat(x, 3, axis=0))
-    np.testing.assert_array_equal(found_y, y)
-    assert (blocks.n_x, blocks.n_y, blocks.widths) == (40, 120, (5, 4))
-    assert rows is None or all(len(block.load()[1]) <= rows for block in blocks)
-    assert len(blocks) > 1 or rows is None
+    names = write(f"{place}/x", x), write(f"{place}/y", y)
+    for rows in (None, 7, 24):
+        blocks = shards(*names, 3, rows=rows)
+        read_x, read_y = joined(blocks)
+        np.testing.assert_array_equal(read_x, np.repeat(x, 3, axis=0))
+        np.testing.assert_array_equal(read_y, y)
+        assert (blocks.n_x, blocks.n_y, blocks.widths) == (40, 120, (5, 4))
+        assert rows is None or all(len(block.load()[1]) <= rows for block in blocks)
+        assert len(blocks) > 1 or rows is None
 
 
 def test_both_views_may_be_columns_of_the_same_files(place):
@@ -108,9 +105,9 @@ def test_both_views_may_be_columns_of_the_same_files(place):
         half = slice(part * 20, part * 20 + 20)
         write_parquet(f"{place}/pairs-{part}", x[half], text=y[half])
     files = f"{place}/pairs-*.parquet"
-    found_x, found_y = joined(shards(files, files, x_key="vector", y_key="text", rows=9))
-    np.testing.assert_array_equal(found_x, x)
-    np.testing.assert_array_equal(found_y, y)
+    read_x, read_y = joined(shards(files, files, x_key="vector", y_key="text", rows=9))
+    np.testing.assert_array_equal(read_x, x)
+    np.testing.assert_array_equal(read_y, y)
 
 
 @given(
@@ -133,9 +130,9 @@ def test_rows_stay_together_however_files_and_blocks_are_cut(tmp_path_factory, s
             shards(x_names, y_names, captions, rows=rows)
         return
     blocks = shards(x_names, y_names, captions, rows=rows)
-    found_x, found_y = joined(blocks)
-    np.testing.assert_array_equal(found_x, np.repeat(x, captions, axis=0))
-    np.testing.assert_array_equal(found_y, y)
+    read_x, read_y = joined(blocks)
+    np.testing.assert_array_equal(read_x, np.repeat(x, captions, axis=0))
+    np.testing.assert_array_equal(read_y, y)
     assert all(len(block.load()[1]) <= max(rows, captions) for block in blocks)
 
 
@@ -216,25 +213,23 @@ def test_slices_are_shards_too(tmp_path):
 
 
 class TestBadInput:
-    def test_different_numbers_of_rows(self, tmp_path):
-        names = [write_npy(tmp_path / name, view) for name, view in zip("xy", views(), strict=True)]
-        with pytest.raises(InputError, match=r"x.npy has 40 rows and .*y.npy has 120; expected 40"):
-            shards(*names)
-
-    def test_each_pair_of_files_must_fit_together(self, tmp_path):
-        x, y = views(20, 1)
-        for part, (a, b) in enumerate(((0, 10), (10, 20))):
-            write_npy(tmp_path / f"x{part}", x[a:b])
-            write_npy(tmp_path / f"y{part}", y[a - part : b - 1 + part])
-        with pytest.raises(InputError, match=r"x0.npy has 10 rows and .*y0.npy has 9"):
-            shards(tmp_path / "x*.npy", tmp_path / "y*.npy")
-
-    def test_other_widths(self, tmp_path):
-        write_npy(tmp_path / "x0", np.ones((3, 2)))
-        write_npy(tmp_path / "x1", np.ones((3, 4)))
-        write_npy(tmp_path / "y", np.ones((6, 2)))
-        with pytest.raises(InputError, match=r"x1.npy has 4 columns and .*x0.npy has 2"):
-            shards(tmp_path / "x*.npy", tmp_path / "y.npy")
+    def test_files_that_do_not_fit_together(self, tmp_path):
+        for name, rows, width in (
+            *(("x", 40, 5), ("y", 120, 4), ("empty", 0, 3)),
+            *(("a0", 10, 5), ("a1", 10, 5), ("b0", 9, 4), ("b1", 11, 4)),  # as many rows in all
+            *(("c0", 3, 2), ("c1", 3, 4)),
+        ):
+            write_npy(tmp_path / name, np.ones((rows, width)))
+        for x, y, message in (
+            ("x.npy", "y.npy", r"x.npy has 40 rows and .*y.npy has 120; expected 40"),
+            ("a*.npy", "b*.npy", r"a0.npy has 10 rows and .*b0.npy has 9"),
+            ("c*.npy", "y.npy", r"c1.npy has 4 columns and .*c0.npy has 2"),
+            ("empty.npy", "empty.npy", "have no rows"),
+        ):
+            with pytest.raises(InputError, match=message):
+                shards(tmp_path / x, tmp_path / y)
+        with pytest.raises(InputError, match="the list of files is empty"):
+            shards([], [])
 
     @pytest.mark.parametrize("where", ["{}", "memory://objects"])
     def test_objects_are_never_unpickled(self, tmp_path, where):
@@ -256,13 +251,6 @@ class TestBadInput:
         for name in ("x.npy", "x-*.npy", "x.parquet", "x.zarr"):
             with pytest.raises(InputError, match="x"):
                 shards(f"{place}/{name}", f"{place}/{name}")
-
-    def test_no_files_and_no_rows(self, tmp_path):
-        with pytest.raises(InputError, match="the list of files is empty"):
-            shards([], [])
-        name = write_npy(tmp_path / "x", np.ones((0, 3)))
-        with pytest.raises(InputError, match="have no rows"):
-            shards(name, name)
 
     @pytest.mark.parametrize(
         ("pairing", "message"),
@@ -320,7 +308,7 @@ class TestBadInput:
             with pytest.raises(InputError, match=r"at most 10 are read at once"):
                 shards(name, name, max_bytes=10)
 
-    @pytest.mark.parametrize("write", WRITERS)
+    @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
     def test_errors_name_a_file_that_was_damaged_later(self, tmp_path, write):
         x, y = views(captions=1)
         block = shards(write(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=10)[2]
@@ -341,33 +329,31 @@ class Bomb:
         return pytest.fail, ("a file was unpickled",)
 
 
+INNER = {"chunk_shape": [8, 3], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
+
+
 class TestZarrMetadata:
-    def written(self, tmp_path, version, **changes):
+    @pytest.mark.parametrize(
+        ("version", "changes", "message"),
+        [
+            (2, {"filters": [{"id": "pickle"}]}, "the codec 'pickle', which is not read"),
+            (2, {"filters": [{"name": "zstd", "id": "pickle"}]}, "the codec 'pickle'"),
+            (
+                3,
+                {"codecs": [{"name": "sharding_indexed", "configuration": INNER}]},
+                "the codec 'numcodecs.pickle'",
+            ),
+            *(
+                (2, {"dtype": dtype}, "expected a matrix of plain numbers")
+                for dtype in ("|O", "<U4", [["a", "<f4"]], "<M8[s]")
+            ),
+        ],
+    )
+    def test_codecs_and_types_that_could_run_code_are_refused(self, tmp_path, version, changes, message):
         name = write_zarr(tmp_path / "x", views()[0], version=version)
         file = tmp_path / "x.zarr" / ("zarr.json" if version == 3 else ".zarray")
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-        return name
-
-    def test_a_codec_that_unpickles_is_refused(self, tmp_path):
-        name = self.written(tmp_path, 2, filters=[{"id": "pickle"}])
-        with pytest.raises(InputError, match=r"the codec 'pickle', which is not read"):
-            shards(name, name)
-
-    def test_both_names_of_a_codec_are_checked(self, tmp_path):
-        name = self.written(tmp_path, 2, filters=[{"name": "zstd", "id": "pickle"}])
-        with pytest.raises(InputError, match=r"the codec 'pickle'"):
-            shards(name, name)
-
-    def test_codecs_inside_of_codecs_are_checked(self, tmp_path):
-        inner = {"chunk_shape": [8, 3], "codecs": [{"name": "numcodecs.pickle"}], "index_codecs": []}
-        name = self.written(tmp_path, 3, codecs=[{"name": "sharding_indexed", "configuration": inner}])
-        with pytest.raises(InputError, match=r"the codec 'numcodecs.pickle'"):
-            shards(name, name)
-
-    @pytest.mark.parametrize("dtype", ["|O", "<U4", [["a", "<f4"]], "<M8[s]"])
-    def test_only_plain_numbers_are_read(self, tmp_path, dtype):
-        name = self.written(tmp_path, 2, dtype=dtype)
-        with pytest.raises(InputError, match="expected a matrix of plain numbers"):
+        with pytest.raises(InputError, match=message):
             shards(name, name)
 
     def test_an_array_in_a_group_is_named_and_stays_inside(self, tmp_path):

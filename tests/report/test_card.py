@@ -127,13 +127,13 @@ def make_fused_card(text="resnet × hkse"):
 
 def test_the_parts_of_a_fusion_are_listed():
     *_, parts, corrections, params, _ = tables(make_fused_card())
-    own = ["resnet × hkse", "0.67", "resnet × hkse", "1,512"]
+    cells = ["resnet × hkse", "0.67", "resnet × hkse", "1,512"]
     search, annotate = "search: text → images", "annotate: image → texts"
     assert parts == [
         ["task", "part", "weight", "compared by", "components"],
-        [search, *own],
-        [search, *own],
-        [annotate, *own],
+        [search, *cells],
+        [search, *cells],
+        [annotate, *cells],
     ]
     assert corrections[1:] == [[search, "none"], [annotate, "resnet × hkse"]]
     assert params[1:] == [["preset", "best"]]

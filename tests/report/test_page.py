@@ -33,14 +33,15 @@ NASTY = '<script>alert("x")</script> & co'
 def drawing():
     from diptych.report._figures import new_figure
 
-    made = new_figure(3, 2)
-    axes = made.subplots()
+    drawn = new_figure(3, 2)
+    axes = drawn.subplots()
     axes.plot([1, 2, 3], label="a")
     axes.legend()
-    return made
+    return drawn
 
 
-def whole():
+@pytest.fixture(scope="module")
+def html():
     return page(
         NASTY,
         NASTY,
@@ -57,28 +58,25 @@ def whole():
     )
 
 
-def test_everything_is_escaped():
-    html = whole()
+def test_everything_is_escaped(html):
     assert "<script" not in html
     assert 'alert("x")' not in html
     assert "&lt;script&gt;" in html
 
 
-def test_a_page_loads_nothing_from_the_network():
-    html = whole()
+def test_a_page_loads_nothing_from_the_network(html):
     assert not re.search(r"https?://", html)
     linked = re.findall(r'(?:src|href)="([^"]*)"', html)
     assert linked
-    assert all(each.startswith(("#", "data:image/")) for each in linked)
+    assert all(link.startswith(("#", "data:image/")) for link in linked)
     assert "@import" not in html
     assert "url(http" not in html
 
 
-def test_inner_links_have_targets_and_ids_are_unique():
-    html = whole()
+def test_inner_links_have_targets_and_ids_are_unique(html):
     names = re.findall(r'\bid="([^"]*)"', html)
     assert len(names) == len(set(names))
-    targets = {each[1:] for each in re.findall(r'href="(#[^"]*)"', html)}
+    targets = {link[1:] for link in re.findall(r'href="(#[^"]*)"', html)}
     assert targets <= set(names)
 
 
@@ -133,8 +131,7 @@ def test_verdicts_are_visible_without_colour():
     assert verdict(None, "not measured") == "not measured"
 
 
-def test_light_and_dark_print_and_phone():
-    html = whole()
+def test_light_and_dark_print_and_phone(html):
     assert "prefers-color-scheme: dark" in html
     assert "@media print" in html
     assert 'name="viewport"' in html
@@ -142,7 +139,7 @@ def test_light_and_dark_print_and_phone():
 
 def decode_images(markup):
     coded = re.findall(r'src="data:image/jpeg;base64,([^"]*)"', markup)
-    return [Image.open(io.BytesIO(base64.b64decode(each))) for each in coded]
+    return [Image.open(io.BytesIO(base64.b64decode(text))) for text in coded]
 
 
 def test_right_hits_are_marked_in_words_and_by_class():
@@ -182,8 +179,7 @@ def test_transparent_images_are_shown_on_white():
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [1100, 360])
-def test_long_names_below_images_do_not_overlap(tmp_path, width):
+def test_long_names_below_images_do_not_overlap(tmp_path):
     chromium = Path("/usr/bin/chromium")
     if not chromium.exists():
         (pytest.fail if os.environ.get("DIPTYCH_REQUIRE_BROWSER") == "1" else pytest.skip)(
@@ -196,10 +192,11 @@ def test_long_names_below_images_do_not_overlap(tmp_path, width):
     (tmp_path / "sheet.html").write_text(page("Sheet", "", [section("Groups", items)]), "utf-8")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(chromium), args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": width, "height": 600})
-        opened.goto((tmp_path / "sheet.html").as_uri())
         script = (
             "[...document.querySelectorAll('.strip li')].map(item => item.scrollWidth - item.clientWidth)"
         )
-        assert opened.evaluate(script) == [0, 0, 0]
+        for width in (1100, 360):
+            opened = browser.new_page(viewport={"width": width, "height": 600})
+            opened.goto((tmp_path / "sheet.html").as_uri())
+            assert opened.evaluate(script) == [0, 0, 0]
         browser.close()

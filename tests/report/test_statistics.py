@@ -64,7 +64,11 @@ def overlapping_texts(figure):
     for words, box in boxes:
         assert min(box.x0, box.y0) >= 0, words
         assert max(box.x1 - figure.bbox.x1, box.y1 - figure.bbox.y1) <= 0, words
-    return [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.padded(-1).overlaps(other)]
+    return [
+        (words, more)
+        for (words, box), (more, next_box) in combinations(boxes, 2)
+        if box.padded(-1).overlaps(next_box)
+    ]
 
 
 def find(figure, label):
@@ -114,7 +118,7 @@ def test_intervals_and_held_out_correlations_have_a_panel(test, model, views, in
     np.testing.assert_allclose(ends, np.column_stack([low, high]))
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10, 20, 60])
+@pytest.mark.parametrize("size", [1, 5, 20, 60])
 @pytest.mark.parametrize("panels", [1, 2])
 def test_any_number_of_components_is_drawn_without_overlap(test, intervals, size, panels):
     rng = np.random.default_rng(0)
@@ -122,12 +126,12 @@ def test_any_number_of_components_is_drawn_without_overlap(test, intervals, size
     p_values = np.sort(rng.uniform(0.0001, 1.0, size=size))
     null = rng.uniform(size=(50, size))
     values = {"correlations": sigma, "p_values": p_values, "p_corrected": p_values, "null": null}
-    other = dataclasses.replace(test, **values)
+    test = dataclasses.replace(test, **values)
     more = {}
     if panels == 2:
         interval = dataclasses.replace(intervals.correlations, estimate=sigma, low=sigma - 0.1, high=sigma)
         more = {"bootstrap": dataclasses.replace(intervals, correlations=interval)}
-    assert not overlapping_texts(draw_correlations(other, **more))
+    assert not overlapping_texts(draw_correlations(test, **more))
 
 
 def test_loadings_are_sorted_bars(model, intervals):
@@ -162,7 +166,7 @@ def named_loadings(p, q):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")  # a font for Chinese may not be installed
-@pytest.mark.parametrize(("p", "q"), [(2, 2), (6, 6), (9, 300)])
+@pytest.mark.parametrize(("p", "q"), [(2, 6), (9, 120)])
 def test_long_names_do_not_overlap(p, q):
     result = named_loadings(p, q)
     for figure in (
@@ -248,9 +252,8 @@ def test_groups_have_their_own_markers(model, views):
     assert figure.axes[0].get_title() == f"r = {model.models_['search'].train_correlations[0]:.2f}"
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_figures_are_written(test, model, views, tmp_path, suffix):
-    result, file = loadings(model), tmp_path / f"figure.{suffix}"
+def test_figures_are_written(test, model, views, tmp_path):
+    result, file = loadings(model), tmp_path / "figure.png"
     for draw in (
         lambda: draw_correlations(test, file),
         lambda: draw_loadings(result, 0, file),
@@ -263,19 +266,13 @@ def test_figures_are_written(test, model, views, tmp_path, suffix):
 
 
 def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
-    result = loadings(model)
+    result, without_null = loadings(model), dataclasses.replace(test, null=test.null * np.nan)
     small = loadings(AWCCA(params=(1.0, 1.0)).fit(views[0][:, :2], views[1]))
     refused = [
-        (
-            lambda: draw_correlations(result),
-            "Loadings in place of a PermutationTest; give what permutation_test",
-        ),
+        (lambda: draw_correlations(result), "Loadings in place of a PermutationTest; give what permutation_"),
         (lambda: draw_correlations(test, bootstrap=test), "give what bootstrap"),
         (lambda: draw_correlations(test, cross_validated=test), "what cross_validated_correlations"),
-        (
-            lambda: draw_correlations(dataclasses.replace(test, null=test.null * np.nan)),
-            "test.null contains NaN",
-        ),
+        (lambda: draw_correlations(without_null), "test.null contains NaN"),
         (lambda: draw_loadings(test), "give what loadings"),
         (lambda: draw_loadings(result, 5), "counted from 0 to 4"),
         (lambda: draw_loadings(result, -1), "component=-1"),

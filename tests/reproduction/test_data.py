@@ -1,46 +1,38 @@
 """Data is found in a folder by name and shape, and one clear message says what is wrong with it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from scipy.io import savemat
 
 from diptych import InputError
+from diptych.data._pairs import _SIZES
 from reproduction.__main__ import main
 from reproduction.data import find_data
 from reproduction.setting import Options, Setting
 
-SIZES = {"train": 6000, "val": 1000, "test": 1000}
+SIZES = {"train": 60, "val": 10, "test": 10}
+N = sum(SIZES.values())
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A folder laid out like Flickr8k's, with features that say nothing."""
+def folder(tmp_path, monkeypatch):
+    """A small folder laid out like Flickr8k's, with two captions per image and features that say nothing."""
+    monkeypatch.setitem(_SIZES, "flickr8k", tuple(SIZES.values()))
     splits = [split for split, size in SIZES.items() for _ in range(size)]
-    images = [
-        {
-            "filename": f"{i}.jpg",
-            "imgid": i,
-            "split": split,
-            "sentids": [i],
-            "sentences": [{"raw": f"A dog number {i % 7}.", "sentid": i, "imgid": i, "tokens": []}] * 1,
-        }
-        for i, split in enumerate(splits)
-    ]
-    # Two captions each, so that images and captions have different numbers of rows.
-    for i, image in enumerate(images):
-        image["sentids"] = [2 * i, 2 * i + 1]
-        image["sentences"] = [
-            {"raw": f"A dog {i % 7} {n}.", "sentid": 2 * i + n, "imgid": i} for n in range(2)
-        ]
+    images = []
+    for i, split in enumerate(splits):
+        sentences = [{"raw": f"A dog {i % 7} {n}.", "sentid": 2 * i + n, "imgid": i} for n in range(2)]
+        images.append({"filename": f"{i}.jpg", "imgid": i, "split": split, "sentences": sentences})
     data = tmp_path / "flickr8k"
     data.mkdir()
     (data / "dataset_flickr8k.json").write_text(json.dumps({"images": images, "dataset": "flickr8k"}))
-    np.save(data / "resnet50.npy", np.ones((8000, 3), np.float16))
-    np.save(data / "another.npy", np.ones((8000, 2), np.float32))
-    np.save(data / "minilm.npy", np.ones((16000, 4), np.float16))
-    np.save(data / "part.npy", np.ones((1000, 4), np.float16))
+    np.save(data / "resnet50.npy", np.ones((N, 3), np.float16))
+    np.save(data / "another.npy", np.ones((N, 2), np.float32))
+    np.save(data / "minilm.npy", np.ones((2 * N, 4), np.float16))
+    np.save(data / "part.npy", np.ones((10, 4), np.float16))
     return data
 
 
@@ -49,7 +41,7 @@ def test_features_are_recognised_by_their_number_of_rows(folder):
         data = find_data("flickr8k", base)
         assert [features.name for features in data.images] == ["ResNet-50", "another (yours)"]
         assert [features.name for features in data.texts] == ["MiniLM"]
-    uses = {each.file: each.use for each in data.files}
+    uses = dict(data.files)
     assert uses["part.npy"].startswith("not used")
     assert "image features" in uses["resnet50.npy"]
     assert "learned" in data.vectors_origin
@@ -78,19 +70,19 @@ def test_words_that_only_test_captions_have_keep_their_vectors(folder):
 
 
 def test_karpathys_vgg_features_are_called_vgg_16(folder):
-    savemat(folder / "vgg_feats.mat", {"feats": np.ones((3, 8000))})
+    savemat(folder / "vgg_feats.mat", {"feats": np.ones((3, N))})
     data = find_data("flickr8k", folder)
     assert "VGG-16 (vgg_feats.mat)" in [features.name for features in data.images]
     # The paper's ten-crop VGG-19 is still missing, and this is not the feature of the single experiments.
-    assert "VGG-19" in {each.what.split(" ")[0] for each in data.missing()}
+    assert "VGG-19" in {what.split(" ")[0] for what, _ in data.missing()}
     assert data.images[0].name == "ResNet-50"
-    use = next(each.use for each in data.files if each.file == "vgg_feats.mat")
+    use = next(use for file, use in data.files if file == "vgg_feats.mat")
     assert "not the paper's VGG-19" in use
 
 
 def test_own_features_are_marked_rows(folder, tmp_path):
-    np.save(tmp_path / "mine.npy", np.full((8000, 5), 2.0, np.float32))
-    np.save(tmp_path / "words.npy", np.full((16000, 6), 3.0, np.float32))
+    np.save(tmp_path / "mine.npy", np.full((N, 5), 2.0, np.float32))
+    np.save(tmp_path / "words.npy", np.full((2 * N, 6), 3.0, np.float32))
     entries = [f"my net={tmp_path / 'mine.npy'}", f"my words={tmp_path / 'words.npy'}"]
     data = find_data("flickr8k", folder, features=entries)
     assert data.images[-1].name == "my net (yours)"
@@ -129,17 +121,17 @@ def test_coco_keeps_five_captions_and_their_features(tmp_path):
     # Features have a row for every caption of the file; each kept caption finds its own.
     rows = data.texts[0].take(np.arange(20))[:, 0].astype(int)
     assert rows.tolist() == [int(number) for number in dataset.caption_ids]
-    assert any("the other 3 are left out" in each.use for each in data.files)
+    assert any("the other 3 are left out" in use for _, use in data.files)
 
 
 def test_missing_data_is_listed_with_how_to_get_it(folder):
-    missing = {each.what.split(" ")[0]: each.how for each in find_data("flickr8k", folder).missing()}
+    missing = {what.split(" ")[0]: how for what, how in find_data("flickr8k", folder).missing()}
     assert "vgg-ten-crops" in missing["VGG-19"]
     assert "resnet101" in missing["ResNet-101"]
-    np.save(folder / "vgg19.npy", np.ones((8000, 2), np.float32))
+    np.save(folder / "vgg19.npy", np.ones((N, 2), np.float32))
     data = find_data("flickr8k", folder)
     assert data.images[0].name == "VGG-19"
-    assert "VGG-19" not in {each.what.split(" ")[0] for each in data.missing()}
+    assert "VGG-19" not in {what.split(" ")[0] for what, _ in data.missing()}
 
 
 def test_a_missing_dataset_is_one_message(tmp_path):
@@ -182,27 +174,22 @@ def test_the_command_says_what_is_wrong_in_one_message(arguments, tmp_path, monk
     assert len(printed.strip().splitlines()) == 1
 
 
-def test_the_command_on_scenes(tmp_path, capsys):
+def test_the_command_on_scenes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("reproduction.data.QUICK_SCENES", 120)
     out = tmp_path / "out"
-    arguments = [
-        "scenes",
-        "--quick",
-        "--only",
-        "filters,similarity",
-        "--out",
-        str(out),
-        "--json",
-    ]
-    assert main(arguments) == 0
-    output = json.loads(capsys.readouterr().out)
-    assert output["report"] == str(out / "report.html")
-    assert output["computed"] > 0
-    assert "indicative" in output["caveat"]
-    assert set(output["seconds_by_experiment"]) == {"filters", "similarity"}
-    assert set(output["claims"].values()) <= {"holds", "does not hold", "undecided"}
+    arguments = ["scenes", "--quick", "--only", "filters,similarity", "--out", str(out)]
+    assert main([*arguments, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    content = json.loads((out / "results.json").read_text())
+    assert "indicative" in content["caveat"]
+    assert set(content["seconds"]) == set(content["results"]) == {"filters", "similarity"}
+    assert {claim["verdict"] for claim in content["claims"]} <= {"holds", "does not hold", "undecided"}
     assert (out / "tables" / "similarity.csv").is_file()
     assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["computed"] == 0
+    printed = capsys.readouterr()
+    assert re.search("^0 results computed, [1-9].* wrote .*report.html", printed.out, re.MULTILINE)
+    assert "indicative" in printed.out
+    assert "filters: selected" in printed.err
 
 
 def test_an_unknown_dataset_is_answered_with_each_name_once():

@@ -114,7 +114,7 @@ def test_a_stored_selection_is_not_computed_again(reproduced):
     inputs = [
         json.loads(p.read_text())["inputs"] for p in reproduced.setting.cache.folder.glob("select*.json")
     ]
-    assert len(kinds) == len(inputs) == len({json.dumps(each, sort_keys=True) for each in inputs})
+    assert len(kinds) == len(inputs) == len({json.dumps(entry, sort_keys=True) for entry in inputs})
     timed = reproduced.results["timing"]["HKSE(rbf, rbf)"]["rows"]["T-SVD"]["ours"]
     chosen = select(
         reproduced.setting,
@@ -189,8 +189,8 @@ def test_agreement_of_maps():
     soft = np.arange(20.0).reshape(4, 5)
     same = {"tikhonov": soft, "tsvd": soft, "choice": {"tsvd": (3, 4)}}
     assert agreement(same) == {"above": 95.0, "loss": 0.0, "correlation": pytest.approx(1.0)}
-    other = {"tikhonov": soft, "tsvd": -soft, "choice": {"tsvd": (0, 0)}}
-    assert agreement(other) == {"above": 0.0, "loss": 19.0, "correlation": pytest.approx(-1.0)}
+    opposite = {"tikhonov": soft, "tsvd": -soft, "choice": {"tsvd": (0, 0)}}
+    assert agreement(opposite) == {"above": 0.0, "loss": 19.0, "correlation": pytest.approx(-1.0)}
 
 
 def test_maps_are_exact_and_choose_as_the_path_does(reproduced):
@@ -221,22 +221,22 @@ def test_unknown_experiments_are_named():
 
 
 def test_every_table_and_figure_of_the_paper_is_computed_by_one_experiment():
-    items = [item for each in EXPERIMENTS.values() for item in each.items]
-    wanted = [f"Table {i}" for i in range(2, 7)] + [f"Figure {i}" for i in range(1, 9)]
-    assert sorted(items) == sorted([*wanted, "Proposition 1", "Remark 1"])
+    items = [item for experiment in EXPERIMENTS.values() for item in experiment.items]
+    expected = [f"Table {i}" for i in range(2, 7)] + [f"Figure {i}" for i in range(1, 9)]
+    assert sorted(items) == sorted([*expected, "Proposition 1", "Remark 1"])
 
 
 def test_the_text_of_the_figure_can_be_given(reproduced, scenes_folder):
     caption = reproduced.results["plane"]["t-SNE"]["caption"]
-    for query, found in ((caption, True), ("a big red square", False)):
+    for query, is_caption in ((caption, True), ("a big red square", False)):
         again = quick_reproduction(scenes_folder, query=query)
         list(again.run(["figure 3"]))
         result = again.results["plane"]["t-SNE"]
         assert result["caption"] == query
         for name, panel in result["panels"].items():
-            assert (panel["truth"] is not None) == (panel["rank"] is not None) == found
+            assert (panel["truth"] is not None) == (panel["rank"] is not None) == is_caption
             same = reproduced.results["plane"]["t-SNE"]["panels"][name]
-            assert (panel == same) == found
+            assert (panel == same) == is_caption
         again.write("")  # the figure without a right image can be drawn
     reproduced.write("python -m reproduction scenes --quick")
     with pytest.raises(InputError, match="no word of the query 'xyzzy'"):

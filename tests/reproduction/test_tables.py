@@ -1,13 +1,14 @@
-"""One table in four forms: the page, CSV, LaTeX and Markdown."""
+"""Tables in four forms: the page, CSV, LaTeX and Markdown; and the published ones, read off the paper."""
 
 import csv
 import io
 
 import pytest
 
-from diptych.report._page import Html, Row
+from diptych import InputError
+from diptych.report import Html, Row
 from latex_check import check_latex
-from reproduction.tables import ReportTable, latex_text
+from reproduction.tables import ReportTable, latex_text, published
 
 TABLE = ReportTable(
     "odd",
@@ -61,3 +62,47 @@ def test_markup_is_left_out():
 
 def test_letters_of_other_scripts_stay():
     assert latex_text("café 写真") == "café 写真"
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "text", "first", "last"),
+    [
+        ("main/flickr8k", "ResNet-101", "[HKSE(lin, rbf) || HKSE(rbf, rbf)]", 23.74, 3.0),
+        ("main/flickr8k", "VGG-19", "HKSE(lin, lin)", 18.62, 5.0),
+        ("main/flickr30k", "VGG-19", "skip-thoughts", 22.18, 4.0),
+        ("main/coco-1k", "VGG-19", "HKSE(rbf, lin)", 29.54, 2.0),
+        ("main/coco-5k", "ResNet-101", "HKSE(lin, lin)", 15.69, 6.0),
+    ],
+)
+def test_published_main_tables(name, images, text, first, last):
+    rows = [r for r in published(name).rows if (r.method, r.images, r.text) == ("guided", images, text)]
+    assert len(rows) == 1
+    assert (rows[0].values[0], rows[0].values[-1]) == (first, last)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("coco-1k", 13), ("coco-5k", 12), ("flickr30k", 9), ("flickr8k", 9)]
+)
+def test_no_published_row_is_missing(name, rows):
+    table = published(f"main/{name}")
+    assert len(table.rows) == rows
+    assert all(len(row.values) == len(table.columns) == 8 for row in table.rows)
+
+
+def test_other_published_tables():
+    weighting = {row.method: row.values for row in published("weighting/coco-5k").rows}
+    assert weighting["asymmetric (task dependent)"] == (12.92, 32.38, 44.52, 17.84, 40.42, 53.16)
+    assert len(weighting) == 8
+    assert [row.values[0] for row in published("timing/coco").rows] == [1.04, 1.94, 6.92, 45.31]
+    guided = [row for row in published("regularization/flickr30k").rows if row.method == "guided"]
+    assert guided[0].values[3] == 30.56
+
+
+def test_what_the_paper_commented_out_is_refused():
+    with pytest.raises(InputError, match="not a published table"):
+        published("generation/coco-5k")
+
+
+def test_unknown_tables_are_named():
+    with pytest.raises(InputError, match="main/flickr8k"):
+        published("main/imagenet")

@@ -52,7 +52,7 @@ def test_captions_agree_with_the_description():
     scenes = make_scenes(200)
     for row, scene in enumerate(scenes.descriptions):
         text = " ".join(scenes.dataset.captions[5 * row : 5 * row + 5]).lower()
-        for group in (scene.main, scene.other):
+        for group in (scene.main, scene.second):
             if group is not None:
                 assert any(word in text or make_plural(word) in text for word in SHAPE_WORDS[group.shape])
                 assert any(word in text for word in COLOUR_WORDS[group.colour])
@@ -60,7 +60,7 @@ def test_captions_agree_with_the_description():
 
 def test_scenes_differ_in_every_attribute():
     scenes = make_scenes(2000).descriptions
-    assert len({(s.background, s.main, s.other, s.relation) for s in scenes}) == 2000
+    assert len({(s.background, s.main, s.second, s.relation) for s in scenes}) == 2000
     assert {s.background for s in scenes} == set(BACKGROUNDS)
     assert {s.main.shape for s in scenes} == set(SHAPES)
     assert {s.main.colour for s in scenes} == set(COLOURS)
@@ -88,7 +88,7 @@ def test_images_have_the_requested_size(size):
 def test_the_main_group_is_where_the_relation_says():
     sides = {"left of": (1, -1), "right of": (1, 1), "above": (0, -1), "below": (0, 1)}
     for scene in make_scenes(60).descriptions:
-        if scene.other is None:
+        if scene.second is None:
             continue
         # With another colour at the same place, only the pixels of the main group change.
         colour = "blue" if scene.main.colour != "blue" else "red"

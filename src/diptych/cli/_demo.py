@@ -68,7 +68,7 @@ def _check_out(out: Path) -> None:
     """Refuse a folder in which a file of somebody else would be replaced."""
     from diptych._model_folder import check_writable
     from diptych.retrieval._folder import KIND
-    from diptych.scenes._scenes import TABLE
+    from diptych.scenes import TABLE
 
     for name in ("model", "best"):
         check_writable(out / name, KIND)

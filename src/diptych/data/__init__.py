@@ -7,8 +7,8 @@ from diptych._lazy import export_lazily
 if TYPE_CHECKING:
     from diptych.data._encode import EncodedBlocks, Progress, encode_images, encode_texts, encoded_blocks
     from diptych.data._feature_store import FeatureStore
-    from diptych.data._features import open_features
     from diptych.data._inspect import PairsReport, inspect_pairs
+    from diptych.data._matrix_files import open_features
     from diptych.data._pairs import (
         PROTOCOLS,
         PairedDataset,
@@ -50,8 +50,8 @@ __getattr__, __dir__ = export_lazily(
     {
         "_encode": ["EncodedBlocks", "Progress", "encode_images", "encode_texts", "encoded_blocks"],
         "_feature_store": ["FeatureStore"],
-        "_features": ["open_features"],
         "_inspect": ["PairsReport", "inspect_pairs"],
+        "_matrix_files": ["open_features"],
         "_pairs": [
             "PROTOCOLS",
             "PairedDataset",

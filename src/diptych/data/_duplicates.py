@@ -7,17 +7,15 @@ only what differs from it tells items apart. All pairs are compared, a block at 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych._threads import multiply
 from diptych.cca._weighting import to_unit_length
+from diptych.data._feature_store import Features, RowNumbers
 from diptych.ranking._ranks import tie_slack
-
-RowNumbers: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[Any]
 
 FEW_ROWS = 50
 """Below this number of rows nothing is learned from their distances."""
@@ -60,7 +58,7 @@ def find_near_duplicates(
     return rows[nearest > SAME_SIMILARITY]
 
 
-def center_rows(rows: Floats) -> None:
+def center_rows(rows: Features) -> None:
     """Subtract the mean of rows of length 1 from each, and scale them to length 1 again, in place.
 
     The mean of few rows tells nothing, so these stay as they are.
@@ -76,7 +74,7 @@ def center_rows(rows: Floats) -> None:
         rows[start : start + _ROWS] = to_unit_length(block)
 
 
-def choose_threshold(rows: Floats, *, random_state: int = 0) -> float:
+def choose_threshold(rows: Features, *, random_state: int = 0) -> float:
     r"""Return a similarity that two different items of a collection hardly reach, given centred rows.
 
     Around an item, the number of other items within a distance d grows as :math:`k\,(d/r)^D`, where r is the
@@ -110,7 +108,7 @@ def choose_threshold(rows: Floats, *, random_state: int = 0) -> float:
     return min(max(float(1 - distance**2 / 2), LEAST_SIMILARITY), SAME_SIMILARITY)
 
 
-def _neighbour_distances(rows: Floats, chosen: RowNumbers, k: int) -> tuple[Floats, Floats]:
+def _neighbour_distances(rows: Features, chosen: RowNumbers, k: int) -> tuple[Features, Features]:
     """Return the distances of some rows to their nearest other rows number k and k/2."""
     queries = np.asarray(rows[chosen])
     best = np.full((len(chosen), k + 1), -1.0, np.float32)  # each row is its own neighbour too
@@ -122,26 +120,26 @@ def _neighbour_distances(rows: Floats, chosen: RowNumbers, k: int) -> tuple[Floa
     return far, near
 
 
-def group_rows(rows: Floats, threshold: float, progress: Callable[[float], None]) -> RowNumbers:
+def group_rows(rows: Features, threshold: float, progress: Callable[[float], None]) -> RowNumbers:
     """Return a number for each row: equal for rows that similarities of at least ``threshold`` connect."""
     n, limit = len(rows), threshold - _rounding(rows)
-    labels, found = np.arange(n), list[RowNumbers]()
+    labels, pairs = np.arange(n), list[RowNumbers]()
     for left in range(0, n, _ROWS // 4):
         block = np.asarray(rows[left : left + _ROWS // 4])
         for right in range(left, n, _ROWS):
-            own, other = slice(left, left + len(block)), slice(right, right + _ROWS)
-            if np.all(labels[own] == labels[left]) and np.all(labels[other] == labels[left]):
+            rights = slice(right, right + _ROWS)
+            if np.all(np.append(labels[left : left + len(block)], labels[rights]) == labels[left]):
                 continue  # they are one group already
-            similar = multiply(block, np.asarray(rows[other]).T) >= limit
+            similar = multiply(block, np.asarray(rows[rights]).T) >= limit
             for part in _cut(np.count_nonzero(similar, axis=1)):
                 first, second = np.nonzero(similar[part])
                 first, second = labels[first + left + part.start], labels[second + right]
                 new = first != second
-                found.append(np.unique(first[new] * n + second[new]))
-                if sum(map(len, found)) > _EDGES // 4:
-                    labels, found = _join(labels, np.concatenate(found)), []
+                pairs.append(np.unique(first[new] * n + second[new]))
+                if sum(map(len, pairs)) > _EDGES // 4:
+                    labels, pairs = _join(labels, np.concatenate(pairs)), []
         progress(1 - (max(0, n - left - len(block)) / n) ** 2)
-    return _join(labels, np.concatenate(found)) if found else labels
+    return _join(labels, np.concatenate(pairs)) if pairs else labels
 
 
 def _cut(counts: RowNumbers) -> list[slice]:
@@ -150,18 +148,18 @@ def _cut(counts: RowNumbers) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in zip(starts, [*starts[1:], len(counts)], strict=True)]
 
 
-def least_similarity(rows: Floats, chosen: RowNumbers) -> float:
+def least_similarity(rows: Features, chosen: RowNumbers) -> float:
     """Return the smallest similarity of any two of the chosen rows; 1 for one row."""
     parts = [chosen[start : start + _ROWS // 4] for start in range(0, len(chosen), _ROWS // 4)]
     least = 1.0
     for number, part in enumerate(parts):
         block = np.asarray(rows[part])
-        for other in parts[number:]:
-            least = min(least, float(multiply(block, np.asarray(rows[other]).T).min()))
+        for later_part in parts[number:]:
+            least = min(least, float(multiply(block, np.asarray(rows[later_part]).T).min()))
     return least if len(chosen) > 1 else 1.0
 
 
-def _rounding(rows: Floats) -> float:
+def _rounding(rows: Features) -> float:
     """Return how far the similarity of equal rows may be from 1."""
     return float(tie_slack(np.ones(1, rows.dtype), 1.0, rows.shape[1])[0])
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
 
@@ -27,11 +27,12 @@ from diptych.data._feature_store import (
     Features,
     FeatureStore,
     Job,
+    RowNumbers,
     StoreWriter,
     open_finished,
     read_job,
 )
-from diptych.data._pairs import PairedDataset, RowNumbers
+from diptych.data._pairs import PairedDataset
 from diptych.encoders import ImageEncoder, SentenceEncoder, sentence_encoder
 from diptych.encoders import image_encoder as make_image_encoder
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS
@@ -49,14 +50,6 @@ class Progress:
     done: int  # including those of earlier runs
     total: int
     skipped: int  # because they could not be read
-    resumed: int  # done by earlier runs
-    seconds: float  # since this run began
-    waiting: float  # the part of it in which the encoder waited for decoded images
-
-    @property
-    def rate(self) -> float:
-        """Inputs per second in this run."""
-        return (self.done - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
@@ -168,7 +161,6 @@ class EncodedBatch:
     features: Features
     size: int
     unreadable: list[tuple[int, InputError]]
-    waiting: float
 
 
 @dataclass(frozen=True)
@@ -186,15 +178,11 @@ class Pipeline:
     def run(self, inputs: Sequence[Any], start: int = 0) -> Generator[EncodedBatch, None, None]:
         """Yield the batches of ``inputs`` from number ``start`` on."""
         window = self.batch_size + 2 * self.workers
-        loaded = prefetch(self.load, inputs[start:], self.workers, window)
-        try:
+        with closing(prefetch(self.load, inputs[start:], self.workers, window)) as loaded:  # type: ignore[type-var]
             for first in range(start, len(inputs), self.batch_size):
-                size = min(self.batch_size, len(inputs) - first)
-                begin = time.perf_counter()
-                batch = [next(loaded) for _ in range(size)]
-                waiting = time.perf_counter() - begin
+                batch = list(islice(loaded, self.batch_size))
                 unreadable = {i: x for i, x in enumerate(batch) if isinstance(x, InputError)}
-                good = [i for i in range(size) if i not in unreadable]
+                good = [i for i in range(len(batch)) if i not in unreadable]
                 features: Features = np.empty((0, 0))
                 if good:
                     rows, refused = self.encode([batch[i] for i in good])
@@ -202,9 +190,7 @@ class Pipeline:
                     if len(refused) < len(good):
                         features = _check_features(rows, len(good) - len(refused))
                 errors = [(first + i, unreadable[i]) for i in sorted(unreadable)]
-                yield EncodedBatch(features, size, errors, waiting)
-        finally:
-            loaded.close()  # type: ignore[attr-defined]
+                yield EncodedBatch(features, len(batch), errors)
 
 
 def make_image_pipeline(
@@ -247,18 +233,14 @@ def _write_store(
         # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
         job = msgspec.structs.replace(job, batch_size=previous.batch_size)
         pipeline = replace(pipeline, batch_size=previous.batch_size)
-    begin, waiting = time.perf_counter(), 0.0
     with closing(StoreWriter(folder, job)) as writer, closing(pipeline.run(inputs, writer.done)) as batches:
-        resumed = writer.done
         for batch in batches:
             features = batch.features if len(batch.features) else np.empty((0, job.dimension), job.dtype)
             # The path in a message may have bytes that are not UTF-8.
             skipped = [(i, str(error).encode(errors="replace").decode()) for i, error in batch.unreadable]
             writer.append(features, batch.size, skipped)
-            waiting += batch.waiting
             if progress is not None:
-                seconds = time.perf_counter() - begin
-                progress(Progress(writer.done, job.count, len(writer.skipped), resumed, seconds, waiting))
+                progress(Progress(writer.done, job.count, len(writer.skipped)))
         return writer.finish(ids)
 
 
@@ -445,7 +427,7 @@ class EncodedBlock:
             encoders.workers,
         )
         batches = list(pipeline.run(list_sources(pairs, encoders.image)))
-        unreadable = dict(each for batch in batches for each in batch.unreadable)
+        unreadable = dict(failure for batch in batches for failure in batch.unreadable)
         if len(unreadable) == pairs.n_images:
             raise InputError(
                 f"of {count(pairs.n_images, pairs.views.image)}, none could be read (the first: "

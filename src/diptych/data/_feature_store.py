@@ -44,6 +44,8 @@ DTYPES = ("float32", "float16")
 Features: TypeAlias = NDArray[np.floating[Any] | np.integer[Any]]
 """A matrix of features, one row per item."""
 
+RowNumbers: TypeAlias = NDArray[np.int64]
+
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 T = TypeVar("T")
 

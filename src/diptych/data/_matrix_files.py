@@ -1,27 +1,32 @@
-"""Matrices in ``.npy``, Parquet and Zarr files, local or remote, of which some rows can be read alone."""
+"""Matrices of features in files: whole ones on this machine, and some rows of local or remote ones."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
+import os
 import re
-from abc import ABC, abstractmethod
+import struct
+import zipfile
+import zlib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from pathlib import PurePosixPath
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych._checks import InputError, missing_package_error
-from diptych.data._feature_store import Features
-from diptych.data._features import open_features
+from diptych._persistence import map_npy, map_tensors
+from diptych.data._feature_store import Features, FeatureStore
 from diptych.data._files import (
     StorageOptions,
+    check_file,
     contained_path,
     explain_errors,
     file_version,
@@ -32,8 +37,211 @@ from diptych.data._files import (
     remote_size,
 )
 
-DEFAULT_MAX_BYTES = 2 * 2**30
+LARGEST_ARRAY = 16 * 2**30
+"""The most that is read into memory from a file that cannot be mapped."""
+
+LARGEST_PIECE = 2 * 2**30
 """The most that a row group or a chunk, which can only be unpacked as a whole, may unpack to."""
+
+
+def open_features(
+    path: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    rows: int | None = None,
+    max_bytes: int = LARGEST_ARRAY,
+) -> Features:
+    """Open a matrix of features with one row per item.
+
+    Parameters
+    ----------
+    path
+        ``.npy``, ``.npz``, ``.safetensors``, ``.h5``/``.hdf5``, ``.mat`` (Karpathy's ``vgg_feats.mat``), or
+        the folder of a feature store. ``.npy``, safetensors and HDF5 files are memory-mapped, read-only, if
+        they are neither compressed nor chunked; others, and every ``.npz`` and ``.mat`` file before version
+        7.3, are read into memory.
+    key
+        Name of the array in a file that holds several; None: the only matrix in it.
+    rows
+        The number of items that is expected. MATLAB keeps one item per column: the columns of a ``.mat``
+        file become rows, unless only its rows are as many as this.
+    max_bytes
+        A larger array that cannot be mapped raises an ``InputError``.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import mkdtemp
+    >>> file = Path(mkdtemp()) / "features.npy"
+    >>> np.save(file, np.ones((10, 3), np.float32))
+    >>> open_features(file, rows=10).shape
+    (10, 3)
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        matrix = FeatureStore.open(path).features
+    else:
+        check_file(path, 2**62)
+        if suffix not in _READERS:
+            raise InputError(f"{path} has an unknown format; expected {', '.join(_READERS)}.")
+        with explain_errors(str(path)):
+            matrix = _READERS[suffix](path, key, max_bytes)
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        raise InputError(
+            f"{path} holds {matrix.dtype}{list(matrix.shape)}; expected a matrix of numbers, a row per item."
+        )
+    if suffix == ".mat" and not (rows == matrix.shape[0] and rows != matrix.shape[1]):
+        matrix = matrix.T
+    if rows is not None and matrix.shape[0] != rows:
+        raise InputError(f"{path} has {matrix.shape[0]} rows; expected {rows}, one for each item.")
+    return matrix
+
+
+def _read_npz(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
+    headers = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            with archive.open(member) as file:
+                headers[member.removesuffix(".npy")] = read_npy_header(file)
+    name = _choose_matrix({name: header[0] for name, header in headers.items()}, key, path)
+    shape, _, dtype, _ = headers[name]
+    _check_size(math.prod(shape) * dtype.itemsize, max_bytes, str(path), _MAPPED)
+    with np.load(path, allow_pickle=False) as arrays:
+        return arrays[name]  # type: ignore[no-any-return]
+
+
+def _read_safetensors(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
+    arrays = map_tensors(path)
+    name = _choose_matrix({name: array.shape for name, array in arrays.items()}, key, path)
+    if arrays[name].dtype.kind != "f":
+        raise InputError(f"{path}: {name!r} is {arrays[name].dtype}; expected float16, float32 or float64.")
+    return arrays[name]
+
+
+def _read_hdf5(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
+    try:
+        import h5py
+    except ImportError:
+        raise missing_package_error("HDF5 files need", "hdf5") from None
+    with h5py.File(path, "r") as file:
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def visit(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset) and item.dtype.kind in "fiu":
+                shapes[name] = item.shape
+
+        file.visititems(visit)
+        dataset = file[_choose_matrix(shapes, key, path)]
+        # External storage could read any other file of this machine.
+        if dataset.external or dataset.is_virtual:
+            raise InputError(f"{path} keeps its numbers in other files; copy them into one file first.")
+        offset = dataset.id.get_offset() if dataset.chunks is None else None
+        if offset is not None:
+            return np.memmap(path, dataset.dtype, "r", offset, dataset.shape)
+        _check_size(dataset.nbytes, max_bytes, str(path), _MAPPED)
+        return dataset[()]  # type: ignore[no-any-return]
+
+
+def _read_mat(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
+    import scipy.io
+
+    with open(path, "rb") as file:
+        header = file.read(_MAT_HEADER_BYTES)
+        if b"MATLAB 7.3" in header:
+            # HDF5 gives MATLAB's columns as rows; turning them back lets one rule serve both versions.
+            return _read_hdf5(path, key, max_bytes).T
+        if header[124:128] != b"\x00\x01IM":
+            raise InputError(
+                f"{path} is not a little-endian MATLAB file of version 5 to 7.3; save it as one of these."
+            )
+        matrices = _list_mat_matrices(file)
+    name = _choose_matrix({name: shape for name, (shape, _) in matrices.items()}, key, path)
+    shape, dtype = matrices[name]
+    _check_size(math.prod(shape) * dtype.itemsize, max_bytes, str(path), _MAPPED)
+    contents = scipy.io.loadmat(path, appendmat=False, mat_dtype=True, variable_names=[name])
+    return contents[name]  # type: ignore[no-any-return]
+
+
+_READERS: dict[str, Callable[[Path, str | None, int], NDArray[Any]]] = {
+    ".npy": lambda path, key, max_bytes: map_npy(path),
+    ".npz": _read_npz,
+    ".safetensors": _read_safetensors,
+    **dict.fromkeys((".h5", ".hdf5", ".hdf"), _read_hdf5),
+    ".mat": _read_mat,
+}
+
+
+def _choose_matrix(shapes: Mapping[str, tuple[int, ...]], key: str | None, path: Path) -> str:
+    """Return ``key``, or the name of the only matrix in a file."""
+    if key is not None:
+        if key not in shapes:
+            raise InputError(f"{path} has no array {key!r}; it has {', '.join(shapes) or 'none'}.")
+        return key
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+    if len(matrices) != 1:
+        raise InputError(
+            f"{path} holds {len(matrices)} matrices ({', '.join(matrices[:6])}); name one with key."
+        )
+    return matrices[0]
+
+
+_MAT_HEADER_BYTES = 128
+_MAT_COMPRESSED, _MAT_OPAQUE, _MAT_COMPLEX_FLAG = 15, 17, 0x0800
+_MAT_CLASSES = {
+    **{6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2"},
+    **{12: "i4", 13: "u4", 14: "i8", 15: "u8"},
+}
+_MAT_STORED_BYTES = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4, 6: 4, 7: 4, 9: 8, 12: 8, 13: 8}
+_MAT_VARIABLE_HEADER_BYTES = 1024
+"""More than flags, dimensions, name and tags of a matrix take together."""
+
+
+def _list_mat_matrices(file: BinaryIO) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return shape and type of the real numeric arrays of a MATLAB file of version 5 to 7, by name.
+
+    Only these are given to SciPy, after the headers of all variables have been read here: SciPy 1.17 ends the
+    process (segmentation fault) where a damaged file names an unknown type for the numbers of an array.
+    """
+    variables: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
+    while len(tag := file.read(8)) == 8:
+        kind, size = struct.unpack("<II", tag)
+        end = file.tell() + size
+        head = file.read(min(size, _MAT_VARIABLE_HEADER_BYTES))
+        if kind == _MAT_COMPRESSED:
+            head = zlib.decompressobj().decompress(head, _MAT_VARIABLE_HEADER_BYTES)[8:]
+        (flags,) = struct.unpack_from("<I", head, 8)
+        file.seek(end)
+        if flags & 0xFF == _MAT_OPAQUE:  # has no name
+            continue
+        parts, position = [], 16
+        for _ in range(3):
+            kind, size = struct.unpack_from("<II", head, position)
+            position += 8
+            if kind >> 16:  # small data share the eight bytes of their tag
+                kind, size, position = kind & 0xFFFF, kind >> 16, position - 4
+            parts.append((kind, size, head[position : position + size]))
+            position += size + -(position + size) % 8
+        (_, _, dimensions), (_, _, name), (stored, stored_bytes, _) = parts
+        shape = tuple(np.frombuffer(dimensions, "<i4").tolist())
+        plain = flags & 0xFF in _MAT_CLASSES and not flags & _MAT_COMPLEX_FLAG
+        whole = math.prod(shape) * _MAT_STORED_BYTES.get(stored, 0) == stored_bytes
+        dtype = np.dtype(_MAT_CLASSES[flags & 0xFF]) if plain and whole and stored_bytes else None
+        # SciPy reads the first of several variables with one name.
+        variables.setdefault(name.decode("latin-1"), None if dtype is None else (shape, dtype))
+    return {name: matrix for name, matrix in variables.items() if matrix is not None}
+
+
+_MAPPED = "save it as .npy, which is mapped"
+
+
+def _check_size(size: int, max_bytes: int, subject: str, remedy: str) -> None:
+    if size > max_bytes:
+        raise InputError(
+            f"{subject} unpacks to {size:,} bytes; at most {max_bytes:,} are read at once; "
+            f"{remedy}, or raise max_bytes."
+        )
+
 
 _PARQUET_BATCH_ROWS = 4096
 _NPY_HEADER_BYTES = 2**16
@@ -47,7 +255,7 @@ _ZARR_CODECS = (
 
 
 @dataclass(frozen=True)
-class Matrix(ABC):
+class Matrix:
     """A matrix in a file. It can be sent to another process; the file is opened anew for each read."""
 
     name: str  # absolute path or URL
@@ -56,14 +264,15 @@ class Matrix(ABC):
     dtype: str
     key: str | None = None  # of the column or array; None: the only one in the file
     grain: int = 1  # rows that are packed together: ranges that keep to multiples of it unpack nothing twice
+    offset: int = 0  # of the numbers of a remote ``.npy`` file
     version: str = ""  # changes when the content does
     options: StorageOptions = field(default=None, repr=False)  # may hold secrets, so never shown
-    max_bytes: int = DEFAULT_MAX_BYTES
+    max_bytes: int = LARGEST_PIECE
 
     def read(self, start: int, stop: int) -> Features:
         """Return the rows from ``start`` to ``stop``; memory-mapped if the file is local and plain."""
         with explain_errors(self.name):
-            rows = self._read(start, stop)
+            rows = _find_format(self.name).read(self, start, stop)
         if rows.shape != (stop - start, self.width):
             raise InputError(
                 f"{self.name} gave an array of shape {list(rows.shape)} for rows {start} to {stop - 1}; "
@@ -71,62 +280,54 @@ class Matrix(ABC):
             )
         return rows
 
-    @abstractmethod
-    def _read(self, start: int, stop: int) -> NDArray[Any]: ...
+
+class _Format(NamedTuple):
+    """How a matrix is opened, of which only the header is read, and how some of its rows are read."""
+
+    open: Callable[[str, str | None, StorageOptions, int], Matrix]
+    read: Callable[[Matrix, int, int], NDArray[Any]]
 
 
 def open_matrix(
     name: str,
     key: str | None = None,
     options: StorageOptions = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_bytes: int = LARGEST_PIECE,
 ) -> Matrix:
     """Open the matrix in a ``.npy``, Parquet or Zarr file, or a local file that ``open_features`` reads.
 
     Only the header is read.
     """
-    suffix = PurePosixPath(name).suffix.lower()
-    if suffix == ".parquet":
-        matrix: Matrix = _open_parquet(name, key, options, max_bytes)
-    elif suffix == ".zarr":
-        matrix = _open_zarr(name, key, options, max_bytes)
-    elif not is_remote(name):
-        features = open_features(name, key=key, max_bytes=max_bytes)
-        rows, width = features.shape
-        matrix = LocalMatrix(name, rows, width, features.dtype.str, key, max_bytes=max_bytes)
-    elif suffix == ".npy":
-        matrix = _open_remote_npy(name, options)
-    else:
-        raise InputError(f"{name}: unsupported format for a remote file; expected .npy, .parquet or .zarr.")
+    matrix = _find_format(name).open(name, key, options, max_bytes)
     if np.dtype(matrix.dtype).kind not in "fiu" or matrix.width < 1:
         raise InputError(
             f"{name} holds {matrix.dtype}[{matrix.rows}, {matrix.width}]; expected a matrix of real numbers."
         )
-    return replace(matrix, version=file_version(name, options))
+    version = file_version(name, options)
+    return replace(matrix, key=matrix.key or key, version=version, options=options, max_bytes=max_bytes)
 
 
-@dataclass(frozen=True)
-class LocalMatrix(Matrix):
-    """A matrix on a local disk, mapped if the file allows it."""
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        return open_features(self.name, key=self.key, max_bytes=self.max_bytes)[start:stop]
-
-
-@dataclass(frozen=True)
-class RemoteNpy(Matrix):
-    """A remote ``.npy`` file, whose numbers begin at ``offset``; only the bytes of the rows are fetched."""
-
-    offset: int = 0
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        dtype = np.dtype(self.dtype)
-        row = self.width * dtype.itemsize
-        content = read_bytes(self.name, self.offset + start * row, self.offset + stop * row, self.options)
-        return np.frombuffer(content, dtype).reshape(-1, self.width)
+def _find_format(name: str) -> _Format:
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix in (".parquet", ".zarr"):
+        return _FORMATS[suffix]
+    if not is_remote(name):
+        return _FORMATS["local"]
+    if suffix != ".npy":
+        raise InputError(f"{name}: unsupported format for a remote file; expected .npy, .parquet or .zarr.")
+    return _FORMATS[suffix]
 
 
-def _open_remote_npy(name: str, options: StorageOptions) -> RemoteNpy:
+def _open_local(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
+    features = open_features(name, key=key, max_bytes=max_bytes)
+    return Matrix(name, len(features), features.shape[1], features.dtype.str)
+
+
+def _read_local(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
+    return open_features(matrix.name, key=matrix.key, max_bytes=matrix.max_bytes)[start:stop]
+
+
+def _open_remote_npy(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
     head = io.BytesIO(read_bytes(name, 0, _NPY_HEADER_BYTES, options))
     with explain_errors(name):
         shape, fortran, dtype, offset = read_npy_header(head)
@@ -136,40 +337,18 @@ def _open_remote_npy(name: str, options: StorageOptions) -> RemoteNpy:
     missing = offset + shape[0] * shape[1] * dtype.itemsize - remote_size(name, options)
     if missing > 0:
         raise InputError(f"{name} is {missing:,} bytes too short for the {shape[0]} rows of its header.")
-    return RemoteNpy(name, shape[0], shape[1], dtype.str, options=options, offset=offset)
+    return Matrix(name, shape[0], shape[1], dtype.str, offset=offset)
 
 
-@dataclass(frozen=True)
-class ParquetColumn(Matrix):
-    """A column of lists of equal length; only the row groups of the requested rows are read."""
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        with _parquet_file(self.name, self.options) as file:
-            ends = list(accumulate(_group_rows(file)))
-            first, last = bisect_right(ends, start), bisect_right(ends, stop - 1)
-            position = ends[first - 1] if first else 0
-            parts = []
-            groups = range(first, last + 1)
-            for batch in file.iter_batches(_PARQUET_BATCH_ROWS, groups, columns=[self.key]):
-                low, high = max(start - position, 0), min(stop - position, len(batch))
-                if low < high:
-                    parts.append(self._to_array(batch.column(0).slice(low, high - low)))
-                position += len(batch)
-                if position >= stop:
-                    break
-        return np.concatenate(parts) if parts else np.empty((0, self.width), self.dtype)
-
-    def _to_array(self, column: Any) -> NDArray[Any]:
-        lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
-        if column.null_count or np.any(lengths != self.width):
-            raise InputError(
-                f"{self.name}: column {self.key!r} has vectors of other lengths than {self.width}, or none "
-                "in some rows; write vectors of one length."
-            )
-        return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(-1, self.width)
+def _read_remote_npy(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
+    """Fetch only the bytes of some rows."""
+    dtype = np.dtype(matrix.dtype)
+    first, last = (matrix.offset + row * matrix.width * dtype.itemsize for row in (start, stop))
+    content = read_bytes(matrix.name, first, last, matrix.options)
+    return np.frombuffer(content, dtype).reshape(-1, matrix.width)
 
 
-def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> ParquetColumn:
+def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
     with explain_errors(name), _parquet_file(name, options) as file:
         fields = {field.name: field.type for field in file.schema_arrow if _is_vector_type(field.type)}
         if key is None and len(fields) != 1:
@@ -185,7 +364,7 @@ def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes
         for number in range(len(groups)):
             # All columns together: pyarrow ends the process if asked for one whose statistics are damaged.
             size = file.metadata.row_group(number).total_byte_size
-            _check_packed_size(size, max_bytes, f"{name}: row group {number}", "row groups")
+            _check_size(size, max_bytes, f"{name}: row group {number}", "write smaller row groups")
         width = getattr(fields[key], "list_size", None)
         if width is None:
             batch = next(file.iter_batches(1, columns=[key]), None)
@@ -195,7 +374,33 @@ def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes
         same_size = groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0]
         dtype = np.dtype(fields[key].value_type.to_pandas_dtype()).str
         grain = groups[0] if same_size else 1
-        return ParquetColumn(name, sum(groups), width, dtype, key, grain, "", options, max_bytes)
+        return Matrix(name, sum(groups), width, dtype, key, grain)
+
+
+def _read_parquet(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
+    """Read the row groups of some rows of a column of lists of equal length."""
+    with _parquet_file(matrix.name, matrix.options) as file:
+        ends = list(accumulate(_group_rows(file)))
+        first, last = bisect_right(ends, start), bisect_right(ends, stop - 1)
+        position = ends[first - 1] if first else 0
+        parts = []
+        groups = range(first, last + 1)
+        for batch in file.iter_batches(_PARQUET_BATCH_ROWS, groups, columns=[matrix.key]):
+            low, high = max(start - position, 0), min(stop - position, len(batch))
+            if low < high:
+                column = batch.column(0).slice(low, high - low)
+                lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
+                if column.null_count or np.any(lengths != matrix.width):
+                    raise InputError(
+                        f"{matrix.name}: column {matrix.key!r} has vectors of other lengths than "
+                        f"{matrix.width}, or none in some rows; write vectors of one length."
+                    )
+                numbers = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
+                parts.append(numbers.reshape(-1, matrix.width))
+            position += len(batch)
+            if position >= stop:
+                break
+    return np.concatenate(parts) if parts else np.empty((0, matrix.width), matrix.dtype)
 
 
 @contextmanager
@@ -219,32 +424,21 @@ def _group_rows(file: Any) -> list[int]:
     return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
 
-def _check_packed_size(size: int, max_bytes: int, subject: str, unit: str) -> None:
-    if size > max_bytes:
-        raise InputError(
-            f"{subject} unpacks to {size:,} bytes; at most {max_bytes:,} are read at once. Write smaller "
-            f"{unit} or raise max_bytes."
-        )
-
-
-@dataclass(frozen=True)
-class ZarrArray(Matrix):
-    """A Zarr array of format 2 or 3; only the chunks of the requested rows are read."""
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        path = _zarr_path(self.name, self.key)
-        _check_zarr(path, self.options, self.max_bytes)  # it may have changed since it was opened
-        zarr, store = _import_zarr(self.name), path
-        if is_remote(path):  # through fsspec, because Zarr would treat some URLs as stores of its own
-            options = dict(self.options or {})
-            store = zarr.storage.FsspecStore.from_url(path, storage_options=options, read_only=True)
-        return np.asarray(zarr.open_array(store, mode="r")[start:stop])
-
-
-def _open_zarr(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> ZarrArray:
+def _open_zarr(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
     _import_zarr(name)
     shape, chunk_rows, dtype = _check_zarr(_zarr_path(name, key), options, max_bytes)
-    return ZarrArray(name, *shape, dtype, key, chunk_rows, "", options, max_bytes)
+    return Matrix(name, *shape, dtype, key, chunk_rows)
+
+
+def _read_zarr(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
+    """Read the chunks of some rows of an array of format 2 or 3."""
+    path = _zarr_path(matrix.name, matrix.key)
+    _check_zarr(path, matrix.options, matrix.max_bytes)  # it may have changed since it was opened
+    zarr, store = _import_zarr(matrix.name), path
+    if is_remote(path):  # through fsspec, because Zarr would treat some URLs as stores of its own
+        options = dict(matrix.options or {})
+        store = zarr.storage.FsspecStore.from_url(path, storage_options=options, read_only=True)
+    return np.asarray(zarr.open_array(store, mode="r")[start:stop])
 
 
 def _zarr_path(name: str, key: str | None) -> str:
@@ -269,19 +463,19 @@ def _check_zarr(path: str, options: StorageOptions, max_bytes: int) -> tuple[tup
                 raise InputError(f"{path} is a Zarr group; name the array in it with a key.")
             chunks, dtype = metadata["chunk_grid"]["configuration"]["chunk_shape"], metadata["data_type"]
             codecs = [*metadata["codecs"], *metadata.get("storage_transformers", ())]
-        unknown = sorted({str(codec) for codec in _codec_names(codecs)} - set(_ZARR_CODECS))
+        unknown_codecs = sorted({str(codec) for codec in _codec_names(codecs)} - set(_ZARR_CODECS))
         shape = tuple(int(n) for n in metadata["shape"])
         chunks = tuple(int(n) for n in chunks)
         plain = isinstance(dtype, str) and _ZARR_NUMBERS.fullmatch(dtype)
-    if unknown:
+    if unknown_codecs:
         raise InputError(
-            f"{path} uses the codec {unknown[0]!r}, which is not read; write it with one of "
+            f"{path} uses the codec {unknown_codecs[0]!r}, which is not read; write it with one of "
             f"{', '.join(_ZARR_CODECS)}."
         )
     if not plain or len(shape) != 2 or len(chunks) != 2 or min(*shape, *chunks) < 1:
         raise InputError(f"{path} holds {dtype}{list(shape)}; expected a matrix of plain numbers.")
     chunk_bytes = chunks[0] * chunks[1] * np.dtype(dtype).itemsize
-    _check_packed_size(chunk_bytes, max_bytes, f"a chunk of {path}", "chunks")
+    _check_size(chunk_bytes, max_bytes, f"a chunk of {path}", "write smaller chunks")
     return (shape[0], shape[1]), chunks[0], np.dtype(dtype).str
 
 
@@ -314,3 +508,11 @@ def _import_zarr(name: str) -> Any:
     except ImportError:
         raise missing_package_error(f"{name} needs", "zarr") from None
     return zarr
+
+
+_FORMATS = {
+    "local": _Format(_open_local, _read_local),
+    ".npy": _Format(_open_remote_npy, _read_remote_npy),
+    ".parquet": _Format(_open_parquet, _read_parquet),
+    ".zarr": _Format(_open_zarr, _read_zarr),
+}

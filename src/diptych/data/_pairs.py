@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,8 @@ from diptych._checks import (
     is_unicode,
     plural,
 )
-from diptych.data._feature_store import Features, FeatureStore
+from diptych.data._feature_store import Features, FeatureStore, RowNumbers
 
-RowNumbers: TypeAlias = NDArray[np.int64]
 T = TypeVar("T")
 
 SPLITS = ("train", "val", "test")
@@ -50,8 +49,6 @@ class PairedDataset:
         ``"train"``, ``"val"``, ``"test"`` or ``""`` (in no split) for each image; None: not split.
     paths
         The file of each image, which need not exist; None: not known.
-    tokens
-        The words of each caption, if the file has them.
     views
         What messages call an image and a text.
     metadata
@@ -72,7 +69,6 @@ class PairedDataset:
     caption_ids: tuple[str, ...] = ()
     splits: tuple[str, ...] | None = None
     paths: tuple[Path, ...] | None = None
-    tokens: tuple[tuple[str, ...], ...] | None = None
     views: ViewNames = IMAGE_AND_TEXT
     metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -90,7 +86,7 @@ class PairedDataset:
             )
         if not self.caption_ids:
             object.__setattr__(self, "caption_ids", _number_captions(self.image_ids, pairing))
-        for name, length in (("splits", n), ("paths", n), ("tokens", m), ("caption_ids", m)):
+        for name, length in (("splits", n), ("paths", n), ("caption_ids", m)):
             if (values := getattr(self, name)) is not None and len(values) != length:
                 raise InputError(f"{name} has {len(values)} entries; expected {length}.")
         for name, ids in ((names.image, self.image_ids), (names.caption, self.caption_ids)):
@@ -155,9 +151,9 @@ class PairedDataset:
 
     def caption_rows(self, image_rows: Sequence[int] | RowNumbers) -> RowNumbers:
         """Return the row numbers of the captions of some images, ascending."""
-        wanted = np.zeros(self.n_images, bool)
-        wanted[_check_rows(image_rows, self.n_images, self.views.image)] = True
-        return np.flatnonzero(wanted[self.pairing])
+        is_chosen = np.zeros(self.n_images, bool)
+        is_chosen[_check_rows(image_rows, self.n_images, self.views.image)] = True
+        return np.flatnonzero(is_chosen[self.pairing])
 
     def subset(self, split: str) -> PairedDataset:
         """Return the pairs of one split."""
@@ -166,16 +162,17 @@ class PairedDataset:
     def select(self, image_rows: Sequence[int] | RowNumbers) -> PairedDataset:
         """Return the pairs of some images, in the order of ``image_rows``; captions keep the file's order."""
         images, captions, pairing = self.paired_rows(image_rows)
-        image_ids, own = _pick(self.image_ids, images), self._captions_at(captions)
-        kept = (*image_ids, *own["caption_ids"]) if self.metadata else ()
+        image_ids, caption_ids = _pick(self.image_ids, images), _pick(self.caption_ids, captions)
+        kept = (*image_ids, *caption_ids) if self.metadata else ()
         return replace(
             self,
             image_ids=image_ids,
+            captions=_pick(self.captions, captions),
+            caption_ids=caption_ids,
             splits=_pick(self.splits, images),
             paths=_pick(self.paths, images),
             pairing=pairing,
             metadata={name: self.metadata[name] for name in kept if name in self.metadata},
-            **own,
         )
 
     def paired_rows(
@@ -191,7 +188,8 @@ class PairedDataset:
     def first_captions(self, count: int) -> PairedDataset:
         """Keep the first ``count`` captions of each image; an image with fewer keeps all of them."""
         rows = self.first_caption_rows(count)
-        return replace(self, pairing=self.pairing[rows], **self._captions_at(rows))
+        captions, caption_ids = _pick(self.captions, rows), _pick(self.caption_ids, rows)
+        return replace(self, pairing=self.pairing[rows], captions=captions, caption_ids=caption_ids)
 
     def first_caption_rows(self, count: int) -> RowNumbers:
         """Return the row numbers of the first ``count`` captions of each image, ascending."""
@@ -210,10 +208,6 @@ class PairedDataset:
     def with_views(self, views: tuple[str, str]) -> PairedDataset:
         """Return the same pairs with other names of the views."""
         return self if self.views == views else replace(self, views=check_view_names(views))
-
-    def _captions_at(self, rows: RowNumbers) -> dict[str, Any]:
-        values = {"captions": self.captions, "caption_ids": self.caption_ids, "tokens": self.tokens}
-        return {name: _pick(value, rows) for name, value in values.items()}
 
 
 def normalize_split(name: str) -> str:
@@ -452,9 +446,12 @@ def join(
         )
     if len(present) < dataset.n_images:
         dataset = dataset.select(present)
-    encoders = ("" if isinstance(own, np.ndarray) else own.job.encoder for own in (images, captions))
     x, y = _select_rows(x, x_rows[present]), _select_rows(y, y_rows)
-    return PairedViews(dataset, x, y, encoders=(next(encoders), next(encoders)))
+    return PairedViews(dataset, x, y, encoders=(_read_encoder(images), _read_encoder(captions)))
+
+
+def _read_encoder(source: FeatureStore | Features) -> str:
+    return source.job.encoder if isinstance(source, FeatureStore) else ""
 
 
 def _match_rows(
@@ -463,7 +460,7 @@ def _match_rows(
     """Return the features and the row of each id in them, −1 for one that was skipped."""
     if isinstance(source, FeatureStore):
         rows = source.rows_of(ids)
-        skipped = {each.id for each in source.skipped}
+        skipped = {item.id for item in source.skipped}
         unknown = [name for name, row in zip(ids, rows, strict=True) if row < 0 and name not in skipped]
         if unknown:
             raise InputError(

@@ -31,9 +31,8 @@ from diptych._checks import (
 )
 from diptych.data._files import MAX_TEXT_BYTES, check_file, contained_path, read_lines
 from diptych.data._hub_datasets import PREFIX, open_hub_dataset
-from diptych.data._metadata import Columns, MetadataReader
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
-from diptych.data._tables import TABLE_SUFFIXES, Rows, open_table
+from diptych.data._tables import TABLE_SUFFIXES, ColumnNames, MetadataReader, Rows, open_table
 from diptych.encoders._decoding import EXTENSIONS
 
 FLICKR8K_TOKENS = "Flickr8k.token.txt"
@@ -65,7 +64,7 @@ def read_pairs(
     caption_column: str | None = None,
     split_column: str | None = None,
     encoding: str | None = None,
-    metadata: Columns | None = None,
+    metadata: ColumnNames | None = None,
     format: Format | None = None,
     views: tuple[str, str] = IMAGE_AND_TEXT,
     max_bytes: int = MAX_TEXT_BYTES,
@@ -144,7 +143,7 @@ class _Options:
     images: Path | None
     columns: Mapping[str, str | None]
     encoding: str | None
-    metadata: Columns | None
+    metadata: ColumnNames | None
     max_bytes: int
     views: ViewNames
 
@@ -219,7 +218,7 @@ def _parse_karpathy(content: dict[str, Any], path: Path, options: _Options) -> P
     entries = content.get("images")
     if not isinstance(entries, list) or not entries:
         raise InputError(f"{path} has no list of images; expected the layout of Karpathy's split files.")
-    names, splits, subfolders, captions, pairing, tokens, caption_ids = [], [], [], [], [], [], []
+    names, splits, subfolders, captions, pairing, caption_ids = [], [], [], [], [], []
     for row, entry in enumerate(entries):
         try:
             names.append(str(entry["filename"]))
@@ -228,7 +227,6 @@ def _parse_karpathy(content: dict[str, Any], path: Path, options: _Options) -> P
             for sentence in entry["sentences"]:
                 captions.append(str(sentence["raw"]))
                 pairing.append(row)
-                tokens.append(tuple(map(str, sentence["tokens"])) if "tokens" in sentence else None)
                 caption_ids.append(sentence.get("sentid"))
         except (TypeError, KeyError, AttributeError) as error:
             raise InputError(f"{path}: image {row} is not as expected ({error!r} is missing).") from None
@@ -248,7 +246,6 @@ def _parse_karpathy(content: dict[str, Any], path: Path, options: _Options) -> P
         () if None in caption_ids else tuple(map(str, caption_ids)),
         tuple(splits) if any(splits) else None,
         paths,
-        None if None in tokens else tuple(words for words in tokens if words is not None),
     )
 
 

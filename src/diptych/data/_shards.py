@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from diptych._checks import InputError
 from diptych._persistence import map_npy
 from diptych.data._encode import BlockSequence
-from diptych.data._feature_store import Features
+from diptych.data._feature_store import Features, RowNumbers
 from diptych.data._files import Names, StorageOptions, expand_names, explain_errors, is_remote, read_bytes
-from diptych.data._matrix_files import DEFAULT_MAX_BYTES, Matrix, open_matrix
-from diptych.data._pairs import RowNumbers
+from diptych.data._matrix_files import LARGEST_PIECE, Matrix, open_matrix
 
 _BLOCK_BYTES = 2**27
 """Size of a block in float32, unless the caller gives its rows."""
@@ -40,7 +39,7 @@ def shards(
     y_key: str | None = None,
     rows: int | None = None,
     storage_options: StorageOptions = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_bytes: int = LARGEST_PIECE,
 ) -> Shards:
     """Cut paired features in files into blocks for ``AWCCA.fit``; only headers are read here.
 
@@ -299,5 +298,5 @@ def _read_pairing(pairing: Any, options: StorageOptions) -> NDArray[Any]:
     if not is_remote(name):
         return map_npy(name)
     with explain_errors(name):
-        content = io.BytesIO(read_bytes(name, 0, DEFAULT_MAX_BYTES, options))
+        content = io.BytesIO(read_bytes(name, 0, LARGEST_PIECE, options))
         return np.load(content, allow_pickle=False)  # type: ignore[no-any-return]

@@ -229,14 +229,14 @@ def describe_fit(info: Mapping[str, Any]) -> list[str]:
     ):
         if measured in metrics:
             (n, m), scores = pairs[split], metrics[measured]
-            for task, number, found, asked in (
+            for task, number, items, queries in (
                 ("search", n, names.image, plural(names.text)),
                 ("annotate", m, names.caption, plural(names.image)),
             ):
                 right = "the right one" if task == "search" else "a right one"
                 lines.append(
-                    f"Among {number:,} {what.format(plural(found))}, {right} comes first for "
-                    f"{scores[task]['r@1']:.1f} % of the {asked}, and among the first ten for "
+                    f"Among {number:,} {what.format(plural(items))}, {right} comes first for "
+                    f"{scores[task]['r@1']:.1f} % of the {queries}, and among the first ten for "
                     f"{scores[task]['r@10']:.1f} %."
                 )
             return lines
@@ -290,8 +290,8 @@ def describe_probabilities(calibration: Mapping[str, Any]) -> str:
     """
     if "absent" in calibration:
         return f"probabilities: none, because {calibration['absent']}"
-    own = [f"{task} error {calibration[task]['ece']:.3f}" for task in TASKS]
-    return f"probabilities: {', '.join(own)} (cross-validated on {calibration['search']['on']})"
+    errors = ", ".join(f"{task} error {calibration[task]['ece']:.3f}" for task in TASKS)
+    return f"probabilities: {errors} (cross-validated on {calibration['search']['on']})"
 
 
 def escape_markdown(text: object, longest: int = 200) -> str:
@@ -398,16 +398,15 @@ def _quality(facts: Card) -> Iterator[str]:
 
 def _regularization(facts: Card) -> Iterator[str]:
     titles = task_titles(facts.views)
-    fused = [(titles[task], own) for task, own in facts.tasks.items() if isinstance(own, FusedTaskFacts)]
+    tasks = [(titles[task], facts.tasks[task]) for task in TASKS if task in facts.tasks]
+    fused = [(title, task) for title, task in tasks if isinstance(task, FusedTaskFacts)]
     yield "## Parts" if fused else "## Regularisation"
     if facts.selected_on is not None:
         yield f"Selected for each task by retrieval on {escape_markdown(facts.selected_on.rstrip('. '))}."
     if fused:
         yield from _parts(fused, facts.views)
     else:
-        yield from _filters(
-            [(titles[t], own) for t in TASKS if isinstance(own := facts.tasks.get(t), TaskFacts)], facts
-        )
+        yield from _filters([(title, task) for title, task in tasks if isinstance(task, TaskFacts)], facts)
     if facts.params:
         yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
     if facts.has_figure:
@@ -424,11 +423,11 @@ def _parts(tasks: Sequence[tuple[str, FusedTaskFacts]], names: ViewNames) -> Ite
         ("task", "part", "weight", "compared by", "components"),
         (
             (title, part["name"], f"{part['weight']:.2g}", part["use"], f"{part['components']:,}")
-            for title, own in tasks
-            for part in own.parts
+            for title, task in tasks
+            for part in task.parts
         ),
     )
-    yield _table(("task", "correction for hubness"), ((title, own.correction) for title, own in tasks))
+    yield _table(("task", "correction for hubness"), ((title, task.correction) for title, task in tasks))
 
 
 def _filters(tasks: Sequence[tuple[str, TaskFacts]], facts: Card) -> Iterator[str]:
@@ -462,12 +461,12 @@ def _scores(facts: Card) -> Iterator[str]:
         f"A score is {meaning}. It is not a probability. Compare scores within one query only, not across "
         "queries, tasks or models. There is always a best hit, even if nothing fits the query."
     )
-    known = facts.calibration
-    if known is None:
+    calibration = facts.calibration
+    if calibration is None:
         return
     yield "## How to read its probabilities"
-    if "absent" in known:
-        yield f"Hits have none, because {escape_markdown(known['absent'], longest=500)}."
+    if "absent" in calibration:
+        yield f"Hits have none, because {escape_markdown(calibration['absent'], longest=500)}."
         return
     titles = task_titles(facts.views)
     yield (
@@ -480,16 +479,15 @@ def _scores(facts: Card) -> Iterator[str]:
         (
             (
                 titles[task],
-                f"{own['pairs']:,}",
-                f"{own['gallery']:,}",
-                own["method"],
-                f"{own['ece']:.3f}",
+                f"{facts['pairs']:,}",
+                f"{facts['gallery']:,}",
+                facts["method"],
+                f"{facts['ece']:.3f}",
             )
-            for task in TASKS
-            if (own := known.get(task)) is not None
+            for task, facts in ((task, calibration[task]) for task in TASKS if task in calibration)
         ),
     )
-    on = escape_markdown(known["search"]["on"], longest=300)
+    on = escape_markdown(calibration["search"]["on"], longest=300)
     yield (
         f"Measured by cross-validation on {on}. The error is the mean difference between probability and "
         "share of right hits, of the ten best hits of each query in 15 bins."
@@ -551,7 +549,7 @@ def _correlations(values: Sequence[float], components: int) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, (tuple, list)):
-        return ", ".join(_value(each) for each in value)
+        return ", ".join(map(_value, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -46,13 +46,34 @@ def new_figure(width: float, height: float, *, layout: Literal["constrained"] | 
     return _matplotlib("figure").Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=layout)
 
 
-def write_figure(figure: Figure, file: str | os.PathLike[str]) -> None:
-    """Write a figure in the format of the file's suffix; an existing file is replaced as a whole."""
+def finish_figure(figure: Figure, file: str | os.PathLike[str] | None) -> Figure:
+    """Return a figure; if a file is named, write it in the format of its suffix, replacing it as a whole."""
+    if file is None:
+        return figure
     suffix = os.path.splitext(os.fspath(file))[1].lower().lstrip(".")
     if suffix not in FORMATS:
         raise InputError(f"{file} has no format for figures; use a name in .png, .svg or .pdf.")
     with replace_file(file) as staged:
         figure.savefig(staged, format=suffix, dpi=DOTS_PER_INCH)
+    return figure
+
+
+def style_axes(axes: Any) -> None:
+    """Leave only the left and lower frame, and a faint grid behind the data."""
+    axes.tick_params(labelsize=TEXT_SIZE, length=3)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def add_legend(figure: Figure, artists: Sequence[Any], labels: Sequence[str], **style: Any) -> None:
+    """Add a legend below the axes, whatever the labels begin with."""
+    # They are set afterwards: matplotlib leaves out those that begin with an underscore.
+    numbers = [str(i) for i in range(len(artists))]
+    legend = figure.legend(artists, numbers, loc="outside lower center", frameon=False, **style)
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_parse_math(False)
+        text.set_text(label)
 
 
 def text_width(text: str, size: float) -> float:
@@ -124,30 +145,13 @@ def draw_recall_curves(
         axes.set_xticks(ticks, [f"{k:,}" for k in ticks], fontsize=TEXT_SIZE)
         axes.set_xticks([], minor=True)
         axes.set(xlim=(0.93, depth * 1.07), ylim=(0, 102), yticks=range(0, 101, 20))
-        axes.tick_params(labelsize=TEXT_SIZE, length=3)
         axes.set_xlabel("number of hits k", fontsize=TEXT_SIZE)
         axes.set_title(TITLES[task], fontsize=TEXT_SIZE + 1)
-        axes.grid(color="0.88", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        style_axes(axes)
     panels[0].set_ylabel("recall at k (%)", fontsize=TEXT_SIZE)
-    legend = figure.legend(
-        panels[0].lines,
-        # The names are set below: matplotlib leaves out labels that begin with an underscore.
-        [f"model {i}" for i in range(len(names))],
-        loc="outside lower center",
-        ncols=math.ceil(len(names) / legend_rows),
-        fontsize=TEXT_SIZE,
-        frameon=False,
-        handlelength=3.4,
-        columnspacing=1.6,
-    )
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_parse_math(False)
-        text.set_text(name)
-    if file is not None:
-        write_figure(figure, file)
-    return figure
+    style = {"fontsize": TEXT_SIZE, "handlelength": 3.4, "columnspacing": 1.6}
+    add_legend(figure, panels[0].lines, names, ncols=math.ceil(len(names) / legend_rows), **style)
+    return finish_figure(figure, file)
 
 
 def shorten(name: str, longest: float = LONGEST_NAME) -> str:
@@ -219,8 +223,8 @@ def draw_regularization_path(
         )
     name, titles = path.metric if metric is None else metric, task_titles(check_view_names(views))
     if name not in path.scores["search"]:
-        known = ", ".join(sorted(path.scores["search"]))
-        raise InputError(f"the path has no {name!r}; it has {known} (fit with path_metrics='all' for more).")
+        names = ", ".join(sorted(path.scores["search"]))
+        raise InputError(f"the path has no {name!r}; it has {names} (fit with path_metrics='all' for more).")
     figure = new_figure(9.0, 3.9)
     symbol = {"tsvd": "k", "tikhonov": "γ"}.get(path.grid.kind, "parameter")
     # The grid begins with the strongest regularisation, which is the largest γ or the smallest k.
@@ -229,22 +233,26 @@ def draw_regularization_path(
     for axes, task in zip(figure.subplots(1, 2), TASKS, strict=True):
         exact = path.exact[task] & np.isfinite(path.scores[task][name])
         scores = np.where(exact, path.scores[task][name], np.nan)
-        heat_map = draw_heat_map(axes, scores[np.ix_(*order)])
+        heat_map = axes.imshow(scores[np.ix_(*order)].T, origin="lower", aspect="auto", cmap="viridis")
         if not exact.all():
             hatched = True
             axes.patch.set(facecolor="0.94", edgecolor="0.75", hatch="////", linewidth=0)
         i, j = path.choice[task]
-        mark_point(axes, (int(np.flatnonzero(order[0] == i)[0]), int(np.flatnonzero(order[1] == j)[0])))
+        place = np.argsort(order[0])[i], np.argsort(order[1])[j]
+        # A ring in two colours is visible on every background; at a border it is half outside.
+        for size, color, width in ((9, "white", 2), (12, "black", 1)):
+            ring = {"markersize": size, "fillstyle": "none", "color": color, "markeredgewidth": width}
+            axes.plot(*place, marker="o", clip_on=False, **ring)
         chosen = f"({_format(path, path.grid.x[i])}, {_format(path, path.grid.y[j])})"
         axes.set_title(f"{titles[task]}\nselected {chosen}: {scores[i, j]:.1f}", fontsize=9)
         for side, values in (("x", path.grid.x[order[0]]), ("y", path.grid.y[order[1]])):
-            label_axis(axes, side, [_format(path, value) for value in values], f"{symbol} of {side.upper()}")
-        add_colour_bar(figure, heat_map, axes, name)
+            _label_axis(axes, side, [_format(path, value) for value in values], f"{symbol} of {side.upper()}")
+        bar = figure.colorbar(heat_map, ax=[axes])
+        bar.set_label(name, fontsize=9)
+        bar.ax.tick_params(labelsize=8)
     if hatched:
         figure.supxlabel(f"hatched: not scored exactly, because {name} is below the best there", fontsize=8)
-    if file is not None:
-        write_figure(figure, file)
-    return figure
+    return finish_figure(figure, file)
 
 
 def draw_reliability(
@@ -269,8 +277,8 @@ def draw_reliability(
 
     Examples
     --------
-    >>> own = {"bins": [(0.1, 0.12, 900), (0.8, 0.75, 100)], "ece": 0.02}
-    >>> figure = draw_reliability({"search": own, "annotate": own})
+    >>> measured = {"bins": [(0.1, 0.12, 900), (0.8, 0.75, 100)], "ece": 0.02}
+    >>> figure = draw_reliability({"search": measured, "annotate": measured})
     >>> figure.axes[0].get_title().splitlines()[1]
     'expected calibration error 0.020'
     """
@@ -279,50 +287,28 @@ def draw_reliability(
     titles, figure = task_titles(check_view_names(views)), new_figure(7.6, 4.4)
     upper, lower = figure.subplots(2, 2, sharex=True, sharey="row", height_ratios=(3, 1))
     for task, axes, below in zip(TASKS, upper, lower, strict=True):
-        own = calibration[task]
-        means, shares, hits = (np.array(each) for each in zip(*own["bins"], strict=True))
+        means, shares, hits = map(np.array, zip(*calibration[task]["bins"], strict=True))
         errors = np.sqrt(np.maximum(shares * (1 - shares), 1e-9) / hits)
         axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=STYLES[1])
         axes.errorbar(means, shares, errors, color=BLUE, marker="o", markersize=4, linewidth=1.2, capsize=2)
-        axes.set_title(f"{titles[task]}\nexpected calibration error {own['ece']:.3f}", fontsize=TEXT_SIZE)
+        error = f"expected calibration error {calibration[task]['ece']:.3f}"
+        axes.set_title(f"{titles[task]}\n{error}", fontsize=TEXT_SIZE)
         below.bar(means, hits, width=0.04, color=BLUE)
         below.set(yscale="log", xlim=(-0.02, 1.02), xlabel="probability of a hit")
-        for each in (axes, below):
-            each.spines[["top", "right"]].set_visible(False)
+        axes.spines[["top", "right"]].set_visible(False)
+        below.spines[["top", "right"]].set_visible(False)
     upper[0].set(ylabel="share that is right", ylim=(-0.02, 1.02))
     lower[0].set_ylabel("hits")
-    if file is not None:
-        write_figure(figure, file)
-    return figure
+    return finish_figure(figure, file)
 
 
-def draw_heat_map(axes: Any, scores: Any, low: float | None = None) -> Any:
-    """Draw scores over x × y; ``low`` is the score of the darkest colour."""
-    return axes.imshow(scores.T, origin="lower", aspect="auto", cmap="viridis", vmin=low)
-
-
-def mark_point(axes: Any, place: Sequence[int]) -> None:
-    """Mark a point of a heat map with a ring."""
-    # A ring in two colours is visible on every background; at a border it is half outside.
-    for size, color, width in ((9, "white", 2), (12, "black", 1)):
-        ring = {"markersize": size, "fillstyle": "none", "color": color, "markeredgewidth": width}
-        axes.plot(*place, marker="o", clip_on=False, **ring)
-
-
-def label_axis(axes: Any, side: str, labels: Sequence[str], title: str) -> None:
+def _label_axis(axes: Any, side: str, labels: Sequence[str], title: str) -> None:
     """Label an axis of a heat map with as many of the labels, evenly spaced, as there is room for."""
     room = max(text_width(label, 8) for label in labels) + 0.12 if side == "x" else 0.3
     most = max(1, min(6, int(MAP_WIDTH / room)))
     ticks = range(0, len(labels), -(-len(labels) // most))
     getattr(axes, f"set_{side}ticks")(ticks, [labels[t] for t in ticks], fontsize=8)
     getattr(axes, f"set_{side}label")(title, fontsize=9)
-
-
-def add_colour_bar(figure: Any, heat_map: Any, axes: Any, name: str) -> None:
-    """Add a colour bar to a heat map."""
-    bar = figure.colorbar(heat_map, ax=[axes])
-    bar.set_label(name, fontsize=9)
-    bar.ax.tick_params(labelsize=8)
 
 
 def _format(path: Path, value: float) -> str:

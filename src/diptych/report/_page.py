@@ -96,12 +96,11 @@ def page(title: str, lead: str | Html, sections: Iterable[Section], *, footer: s
     """Return a whole HTML document."""
     sections = list(sections)
     links = "".join(
-        f'<li><a href="#{_anchor(i, each.title)}">{escape(each.title)}</a></li>'
-        for i, each in enumerate(sections)
+        f'<li><a href="#{_anchor(i, name)}">{escape(name)}</a></li>' for i, (name, _) in enumerate(sections)
     )
     body = "".join(
-        f'<section id="{_anchor(i, each.title)}"><h2>{escape(each.title)}</h2>{each.body}</section>'
-        for i, each in enumerate(sections)
+        f'<section id="{_anchor(i, name)}"><h2>{escape(name)}</h2>{content}</section>'
+        for i, (name, content) in enumerate(sections)
     )
     style = files("diptych.report").joinpath("style.css").read_text("utf-8")
     return (
@@ -249,9 +248,7 @@ def show_hits(query: Image.Image | str, hits: Sequence[ShownHit]) -> Html:
         else:
             images += f"{start}{_thumbnail(hit.item, f'hit with score {score}')}{score}</li>"
     shown = f"<p>{escape(query)}</p>" if isinstance(query, str) else _thumbnail(query, "query")
-    shown += f"<ul>{images}</ul>" if images else ""
-    shown += f'<ul class="texts">{texts}</ul>' if texts else ""
-    return Html(f'<div class="strip">{shown}</div>')
+    return _strip(shown, images, texts)
 
 
 def show_items(items: Iterable[tuple[Image.Image | None, str]]) -> Html:
@@ -262,8 +259,14 @@ def show_items(items: Iterable[tuple[Image.Image | None, str]]) -> Html:
             texts += f"<li>{escape(one_line(words))}</li>"
         else:
             images += f"<li>{_thumbnail(image, one_line(words))}{escape(one_line(words))}</li>"
-    shown = (f"<ul>{images}</ul>" if images else "") + (f'<ul class="texts">{texts}</ul>' if texts else "")
-    return Html(f'<div class="strip">{shown}</div>')
+    return _strip("", images, texts)
+
+
+def _strip(query: str, images: str, texts: str) -> Html:
+    """Put a query above the items of a list of images and of one of texts."""
+    images = f"<ul>{images}</ul>" if images else ""
+    texts = f'<ul class="texts">{texts}</ul>' if texts else ""
+    return Html(f'<div class="strip">{query}{images}{texts}</div>')
 
 
 def _thumbnail(image: Image.Image, alt: str) -> str:
@@ -291,7 +294,7 @@ def _is_words(cells: Sequence[Any]) -> bool:
         return False
     # A number with a short unit (28.1 ± 0.3, 9 s, 3 of 10) is a number.
     texts = [re.sub(r"<[^>]*>", "", cell) for cell in cells if cell is not None]
-    return any(not re.search(r"\d", each) or re.search(r"[^\W\d]{4}", each) for each in texts)
+    return any(not re.search(r"\d", text) or re.search(r"[^\W\d]{4}", text) for text in texts)
 
 
 def _class(*names: str) -> str:

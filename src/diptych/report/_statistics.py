@@ -20,10 +20,12 @@ from diptych.report._figures import (
     TEXT_SIZE,
     VERMILLION,
     WIDTH,
+    add_legend,
+    finish_figure,
     new_figure,
     shorten,
+    style_axes,
     text_width,
-    write_figure,
 )
 from diptych.stats import Bootstrap, CrossValidatedCorrelations, Interval, Loadings, PermutationTest
 from diptych.stats._tables import make_labels
@@ -100,13 +102,13 @@ def draw_correlations(
         axes.set_xlim(1 - margin, size + margin)
         axes.set_xticks(range(1, size + 1, -(-size // 10)))
         axes.set_xlabel("component", fontsize=TEXT_SIZE)
-        _style(axes)
+        style_axes(axes)
         axes.axhline(0.0, color="0.6", linewidth=0.6, zorder=0)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.0), max(1.02, min(high, 1.05)))
     panels[0].set_ylabel("correlation", fontsize=TEXT_SIZE)
-    _add_legend(figure, artists, [artist.get_label() for artist in artists], columns=2)
-    return _finish(figure, file)
+    add_legend(figure, artists, [artist.get_label() for artist in artists], ncols=2, fontsize=TEXT_SIZE - 1)
+    return finish_figure(figure, file)
 
 
 def _draw_test(axes: Any, test: PermutationTest) -> list[Any]:
@@ -239,8 +241,8 @@ def draw_loadings(
         if len(shown) < len(names):
             label += f"\n(the {len(shown)} largest of {len(names):,})"
         axes.set_xlabel(label, fontsize=TEXT_SIZE)
-        _style(axes)
-    return _finish(figure, file)
+        style_axes(axes)
+    return finish_figure(figure, file)
 
 
 def draw_biplot(
@@ -316,8 +318,8 @@ def draw_biplot(
     axes.spines[:].set_visible(False)
     axes.set_xlabel(f"component {columns[0] + 1} →", fontsize=TEXT_SIZE)
     axes.set_title(f"component {columns[1] + 1} ↑", fontsize=TEXT_SIZE)
-    _add_legend(figure, artists, titles, columns=len(artists))
-    return _finish(figure, file)
+    add_legend(figure, artists, titles, ncols=len(artists), fontsize=TEXT_SIZE - 1)
+    return finish_figure(figure, file)
 
 
 def _scale_cloud(variates: Any, columns: list[int]) -> Any:
@@ -429,9 +431,9 @@ def draw_variates(
         axes.set_title(f"r = {_correlate(u, v):.2f}", fontsize=TEXT_SIZE)
     axes.set_xlabel(f"variate {component + 1} of X (standard deviations)", fontsize=TEXT_SIZE)
     axes.set_ylabel(f"variate {component + 1} of Y (standard deviations)", fontsize=TEXT_SIZE)
-    _style(axes)
-    _add_legend(figure, artists, labels)
-    return _finish(figure, file)
+    style_axes(axes)
+    add_legend(figure, artists, labels, fontsize=TEXT_SIZE - 1)
+    return finish_figure(figure, file)
 
 
 def _split_groups(u: Any, v: Any, groups: Sequence[object]) -> list[tuple[Any, Any, str]]:
@@ -526,27 +528,3 @@ def _check_components(components: Sequence[int], count: int, owner: str = "the l
                 f"{count - 1}."
             )
     return [int(component) for component in components]
-
-
-def _add_legend(figure: Figure, artists: Sequence[Any], labels: Sequence[str], columns: int = 1) -> None:
-    # The labels are set afterwards: matplotlib leaves out those that begin with an underscore.
-    numbers = [str(i) for i in range(len(artists))]
-    style = {"loc": "outside lower center", "fontsize": TEXT_SIZE - 1, "frameon": False}
-    legend = figure.legend(artists, numbers, ncols=columns, **style)
-    for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_parse_math(False)
-        text.set_text(label)
-
-
-def _style(axes: Any) -> None:
-    axes.tick_params(labelsize=TEXT_SIZE, length=3)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _finish(figure: Figure, file: str | os.PathLike[str] | None) -> Figure:
-    """Return a figure, and write it if a file is named."""
-    if file is not None:
-        write_figure(figure, file)
-    return figure

@@ -121,8 +121,8 @@ class Group:
 class Scene:
     """The true content of a generated image.
 
-    ``main`` is the main group of objects, ``other`` a second group or None, and ``relation`` where ``main``
-    is relative to ``other``. ``seed`` decides the rest: exact positions, shades, and words of the captions.
+    ``main`` is the main group of objects, ``second`` another group or None, and ``relation`` where ``main``
+    is relative to ``second``. ``seed`` decides the rest: exact positions, shades, and words of the captions.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class Scene:
 
     background: str
     main: Group
-    other: Group | None
+    second: Group | None
     relation: str | None
     seed: str
 
@@ -171,8 +171,8 @@ def describe(seed: str) -> Scene:
     main = _draw_group(dice, background, None, max_count=5)
     if dice.chance(0.2):
         return Scene(background, main, None, None, seed)
-    other = _draw_group(dice, background, main, max_count=3)
-    return Scene(background, main, other, dice.pick(RELATIONS), seed)
+    second = _draw_group(dice, background, main, max_count=3)
+    return Scene(background, main, second, dice.pick(RELATIONS), seed)
 
 
 def _draw_group(dice: Dice, background: str, main: Group | None, max_count: int) -> Group:
@@ -198,29 +198,29 @@ class Detail(NamedTuple):
 
 _FULL, _SOME, _BRIEF = Detail(0.55, 0.7, 0.95), Detail(0.25, 0.35, 0.65), Detail(0.05, 0.1, 0.35)
 
-_Part: TypeAlias = tuple[Literal["main", "other"], Detail] | Literal["place", "relation", "opposite"]
+_Phrase: TypeAlias = tuple[Literal["main", "second"], Detail] | Literal["place", "relation", "opposite"]
 
 
 class _Plan:
-    """The template of a caption, and its random parts in the order in which they are drawn."""
+    """The template of a caption, and its random phrases in the order in which they are drawn."""
 
-    def __init__(self, template: str, *parts: _Part) -> None:
-        self.template, self.parts = template, parts
+    def __init__(self, template: str, *phrases: _Phrase) -> None:
+        self.template, self.phrases = template, phrases
 
     def write(self, scene: Scene, dice: Dice) -> str:
         """Write the caption that this plan gives for ``scene``."""
-        groups = {"main": scene.main, "other": scene.other}
+        groups = {"main": scene.main, "second": scene.second}
         words = {f"{name} is": "is" if group.count == 1 else "are" for name, group in groups.items() if group}
         relation = scene.relation or ""
-        for part in self.parts:
-            if part == "place":
-                words[part] = dice.pick(PLACE_WORDS[scene.background])
-            elif part == "relation":
-                words[part] = dice.pick(RELATION_WORDS[relation])
-            elif part == "opposite":
-                words[part] = dice.pick(RELATION_WORDS[OPPOSITE[relation]])
+        for phrase in self.phrases:
+            if phrase == "place":
+                words[phrase] = dice.pick(PLACE_WORDS[scene.background])
+            elif phrase == "relation":
+                words[phrase] = dice.pick(RELATION_WORDS[relation])
+            elif phrase == "opposite":
+                words[phrase] = dice.pick(RELATION_WORDS[OPPOSITE[relation]])
             else:
-                name, detail = part
+                name, detail = phrase
                 group = groups[name]
                 assert group is not None
                 words[name] = _phrase(group, dice, detail)
@@ -237,13 +237,13 @@ _PLANS_FOR_ONE_GROUP = (
     _Plan("{main} {main is} alone {place}", ("main", _FULL), "place"),
 )
 _PLANS_FOR_TWO_GROUPS = (
-    _Plan("{main} {relation} {other} {place}", ("main", _FULL), ("other", _SOME), "relation", "place"),
-    _Plan("{other} {other is} {opposite} {main}", ("other", _FULL), ("main", _SOME), "opposite"),
-    _Plan("there {main is} {main} and {other} {place}", ("main", _SOME), ("other", _BRIEF), "place"),
-    _Plan("{place}, {main} {relation} {other}", ("main", _SOME), ("other", _SOME), "place", "relation"),
+    _Plan("{main} {relation} {second} {place}", ("main", _FULL), ("second", _SOME), "relation", "place"),
+    _Plan("{second} {second is} {opposite} {main}", ("second", _FULL), ("main", _SOME), "opposite"),
+    _Plan("there {main is} {main} and {second} {place}", ("main", _SOME), ("second", _BRIEF), "place"),
+    _Plan("{place}, {main} {relation} {second}", ("main", _SOME), ("second", _SOME), "place", "relation"),
     _Plan("a drawing of {main} {place}", ("main", _FULL), "place"),
-    _Plan("{main} {relation} {other}", ("main", _BRIEF), ("other", _BRIEF), "relation"),
-    _Plan("we see {main} together with {other}", ("main", _FULL), ("other", _FULL)),
+    _Plan("{main} {relation} {second}", ("main", _BRIEF), ("second", _BRIEF), "relation"),
+    _Plan("we see {main} together with {second}", ("main", _FULL), ("second", _FULL)),
 )
 
 
@@ -257,7 +257,7 @@ def write_captions(scene: Scene) -> tuple[str, ...]:
     'A drawing of three grey pyramids on a wooden table.'
     """
     dice = Dice(f"words {scene.seed}")
-    plans = _PLANS_FOR_ONE_GROUP if scene.other is None else _PLANS_FOR_TWO_GROUPS
+    plans = _PLANS_FOR_ONE_GROUP if scene.second is None else _PLANS_FOR_TWO_GROUPS
     return tuple(plan.write(scene, dice) for plan in dice.shuffle(plans)[:5])
 
 

@@ -183,8 +183,8 @@ _FIXED = {
 }
 
 
-def _mix(colour: Colour, other: Colour, share: float) -> Colour:
-    r, g, b = (round(c + (o - c) * share) for c, o in zip(colour, other, strict=True))
+def _mix(colour: Colour, tint: Colour, share: float) -> Colour:
+    r, g, b = (round(c + (t - c) * share) for c, t in zip(colour, tint, strict=True))
     return r, g, b
 
 
@@ -406,7 +406,7 @@ OVERSAMPLING = 3
 _WIDTHS = {"small": 0.15, "medium": 0.23, "large": 0.33}
 _WHOLE = (0.06, 0.06, 0.94, 0.94)
 _REGIONS = {
-    # Boxes of the main and the other group: left, top, right, bottom.
+    # Boxes of the main and the second group: left, top, right, bottom.
     "left of": ((0.03, 0.08, 0.55, 0.95), (0.58, 0.08, 0.97, 0.95)),
     "right of": ((0.45, 0.08, 0.97, 0.95), (0.03, 0.08, 0.42, 0.95)),
     "above": ((0.06, 0.03, 0.94, 0.55), (0.06, 0.58, 0.94, 0.97)),
@@ -420,11 +420,11 @@ def draw_scene(scene: Scene, side: int) -> Image.Image:
     dice = Dice(f"picture {scene.seed}")
     large = side * OVERSAMPLING
     image = _BACKGROUNDS[scene.background](large, dice)
-    if scene.other is None or scene.relation is None:
+    if scene.second is None or scene.relation is None:
         _draw_group(image, scene.main, _WHOLE, dice)
     else:
         region, beside = _REGIONS[scene.relation]
-        _draw_group(image, scene.other, beside, dice)
+        _draw_group(image, scene.second, beside, dice)
         _draw_group(image, scene.main, region, dice)
     return image.reduce(OVERSAMPLING)
 
