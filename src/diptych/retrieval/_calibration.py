@@ -135,6 +135,10 @@ Calibration: TypeAlias = dict[Task, TaskCalibration] | str
 """The calibration of both tasks; or why there is none, in words."""
 
 
+NOT_CALIBRATED = "it was fitted without; Retriever.calibrate measures them on held-out pairs"
+"""Why a model has no probabilities that was fitted elsewhere, or saved before there were any."""
+
+
 def describe_calibration(calibration: Calibration) -> dict[str, Any]:
     """Return what people want to know of a calibration, as plain data."""
     if isinstance(calibration, str):

@@ -44,30 +44,31 @@ from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
 from diptych.retrieval._filters import Where
-from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._folder import (
     Base,
     LoadedModel,
     load,
     load_from_store,
+    merge_changes,
     save,
 )
 from diptych.retrieval._inputs import (
     Metadata,
     NewItems,
     QueryPart,
+    Search,
     check_metadata,
     dataset_items,
     is_features,
     join_blocks,
     list_parts,
     read_new_items,
+    read_where,
     stack_blocks,
     warn_outliers,
 )
 from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, View, check_unique, unknown_item
-from diptych.retrieval._searcher import Search, Searcher, read_where
-from diptych.retrieval._sharing import CurrentModel, merge_changes
+from diptych.retrieval._searcher import CurrentModel, Fitted, Searcher
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, Store
 
@@ -79,9 +80,9 @@ if TYPE_CHECKING:
     from diptych.encoders import ImageEncoder, SentenceEncoder
     from diptych.encoders._fitted_hkse import FittedHKSE
     from diptych.fusion import Fusion
-    from diptych.retrieval._duplicates import Duplicates
     from diptych.retrieval._evaluation import Evaluation
-    from diptych.retrieval._fit import Watch
+    from diptych.retrieval._near_duplicates import Duplicates
+    from diptych.retrieval._training import Watch
 
     Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
     Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
@@ -414,7 +415,7 @@ class Retriever:
             The cosine from which two items are near-identical; None: one that different items of this
             collection hardly reach, judged by the distances between neighbours. ``result.threshold`` has it.
         """
-        from diptych.retrieval._duplicates import find_duplicates
+        from diptych.retrieval._near_duplicates import find_duplicates
 
         return self._current.run(lambda model: find_duplicates(model, view, threshold), uses_encoders=True)
 
@@ -483,7 +484,7 @@ class Retriever:
         from sklearn.base import clone
 
         from diptych.data import PairedViews
-        from diptych.retrieval._fit import fit_model
+        from diptych.retrieval._training import fit_model
 
         self._check_settings()
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
@@ -514,7 +515,7 @@ class Retriever:
         watch: Watch | None = None,
     ) -> PairedViews:
         """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
-        from diptych.retrieval._fit import encode_views
+        from diptych.retrieval._training import encode_views
 
         self._check_settings()
         encoders, has_split = self.encoders, "train" in data.split_sizes()
@@ -613,7 +614,7 @@ class Retriever:
         image_encoder, text_encoder, options
             As the constructor takes them.
         """
-        from diptych.retrieval._fit import adopt_model
+        from diptych.retrieval._training import adopt_model
 
         fitted = adopt_model(model, features, check_view_names(options.get("views", IMAGE_AND_TEXT)))
         retriever = cls(image_encoder, text_encoder, fitted.model, **options)
@@ -757,7 +758,7 @@ class Retriever:
         """
         from diptych.data import PairedDataset
         from diptych.retrieval._evaluation import Evaluation, rank_pairs
-        from diptych.retrieval._fit import encode_views, warn_if_training
+        from diptych.retrieval._training import encode_views, warn_if_training
 
         searcher = self.searcher
         dataset = data if isinstance(data, PairedDataset) else data.dataset
@@ -874,7 +875,7 @@ class Retriever:
         keep_features
             Publish features and moments too, so that others can ``refit``.
         """
-        from diptych.retrieval._hub import push
+        from diptych.retrieval._publishing import push
 
         return push(
             self,
@@ -923,7 +924,7 @@ class Retriever:
         max_gigabytes
             A larger model is not downloaded.
         """
-        from diptych.retrieval._hub import find_model
+        from diptych.retrieval._publishing import find_model
 
         if images is not None and not os.path.isdir(images):
             raise InputError(f"{images} is not a folder; give the folder that holds the images.")
