@@ -1,6 +1,5 @@
 """Filters: how they are written, what they mean, and the columns that answer them in memory."""
 
-import json
 import threading
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.retrieval import Item
-from diptych.retrieval._filters import MOST_COMPARED, FilterError, iso_string, parse_filter, to_json
+from diptych.retrieval._filters import MOST_COMPARED, FilterError, iso_string, parse_filter
 from diptych.retrieval.stores import _columns
 from diptych.retrieval.stores._memory import ItemTable
 from filtering import FILTERS, METADATA
@@ -152,13 +151,6 @@ def test_what_filters_mean(where, fits):
 )
 def test_expressions_are_another_way_to_write_plain_data(expression, where):
     assert parse_filter(expression) == parse_filter(where)
-
-
-@given(FILTERS)
-def test_a_filter_is_plain_data_again(where):
-    chosen = parse_filter(where)
-    plain = json.dumps(to_json(chosen.condition))
-    assert parse_filter(plain) == chosen
 
 
 @given(st.text(st.sampled_from("ab=<>!()[],.'\"\\ 12-e\n{}$") | st.characters(), max_size=20) | st.text())

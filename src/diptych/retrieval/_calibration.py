@@ -277,10 +277,10 @@ def _evidence(scores: Floats, sharpness: float, right: int, background: float) -
     mass[:, BEST:] = 0
     floor = np.exp(np.clip(sharpness * (background - best), -600, 600))
     rest = mass[:, right:].sum(axis=1, keepdims=True) + floor
-    others = np.repeat(rest, scores.shape[1], axis=1)
+    competitors = np.repeat(rest, scores.shape[1], axis=1)
     # Beyond the first m, the m-th is a competitor too, and the item itself is none.
-    others[:, right:] += np.maximum(mass[:, right - 1 : right] - mass[:, right:], 0)
-    evidence: Floats = relative - np.log(others)
+    competitors[:, right:] += np.maximum(mass[:, right - 1 : right] - mass[:, right:], 0)
+    evidence: Floats = relative - np.log(competitors)
     return evidence
 
 

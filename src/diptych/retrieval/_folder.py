@@ -586,8 +586,8 @@ def _read_items(
     if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
         raise InputError(f"{path} does not hold the items that were saved; save the model again.")
     table = ItemTable(items, places)
-    every = np.arange(len(items), dtype=np.int64)
-    keys: dict[View, Any] = {"image": every[: counts.image], "text": every[counts.image :]}
+    all_keys = np.arange(len(items), dtype=np.int64)
+    keys: dict[View, Any] = {"image": all_keys[: counts.image], "text": all_keys[counts.image :]}
     arrays = _map(files, INDEX, mmap)
     indexes = {
         task: VectorIndex.of(

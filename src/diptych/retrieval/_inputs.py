@@ -176,8 +176,8 @@ def list_parts(plus: Any, minus: Any) -> list[tuple[Any, float]]:
     A part is a text, an image, features or a ``QueryPart``, alone or as ``(part, weight)``.
     """
     parts: list[tuple[Any, float]] = []
-    for name, sign, given in (("plus", 1.0, plus), ("minus", -1.0, minus)):
-        for part in given if isinstance(given, list | tuple) else [given]:
+    for name, sign, argument in (("plus", 1.0, plus), ("minus", -1.0, minus)):
+        for part in argument if isinstance(argument, list | tuple) else [argument]:
             weight: Any = 1.0
             if isinstance(part, tuple):
                 if len(part) != 2:
@@ -462,7 +462,7 @@ def _plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
         raise InputError(f"the metadata of {name!r} is {metadata!r}; give a dict of names and plain values.")
     layer: list[Any] = [plain]
     for _ in range(MAX_DEPTH):
-        parts = (part for each in layer for part in (each.values() if isinstance(each, dict) else each))
+        parts = (part for value in layer for part in (value.values() if isinstance(value, dict) else value))
         layer = [part for part in parts if isinstance(part, dict | list)]
         if not layer:
             return plain

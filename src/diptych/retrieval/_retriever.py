@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -515,17 +514,16 @@ class Retriever:
         watch: Watch | None = None,
     ) -> PairedViews:
         """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
-        from diptych.retrieval._training import encode_views
+        from diptych.retrieval._training import encode_views, measure_seconds
 
         self._check_settings()
         encoders, has_split = self.encoders, "train" in data.split_sizes()
         seed = getattr(self.model, "random_state", 0)
         encoders.choose_defaults(seed, fuses=isinstance(self.model, FittedFusion))
-        start = time.perf_counter()
+        seconds: dict[str, float] = {}
         with progress_bar("encoding", self.model.verbose if watch is None else False):
-            with progress_bar("fitting the text encoder"):
+            with progress_bar("fitting the text encoder"), measure_seconds(seconds, "text encoder"):
                 encoders.fit_text((data.subset("train") if has_split else data).captions)
-            seconds = {"text encoder": round(time.perf_counter() - start, 3)}
             views = encode_views(data, encoders, features, watch)
         return replace(views, seconds={**seconds, **views.seconds})
 
@@ -719,9 +717,9 @@ class Retriever:
 
         def put(searcher: Searcher) -> tuple[dict[View, list[Item]], Mapping[View, np.ndarray[Any, Any]]]:
             things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
-            for view, (given, shown) in inputs.items():
-                if given is not None:
-                    options = searcher.encoders, view, given, shown, searcher.fitted.layout
+            for view, (new_items, shown) in inputs.items():
+                if new_items is not None:
+                    options = searcher.encoders, view, new_items, shown, searcher.fitted.layout
                     things[view], features[view] = read_new_items(*options)
             new = NewItems(things, features, pairing, ids, caption_ids, about)
             with self._writing:
