@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -52,7 +51,7 @@ BLOCK = 4096
 """Items that are embedded at a time."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Fitted:
     """A fitted model, in NumPy, and what is kept of its training data.
 
@@ -68,11 +67,12 @@ class Fitted:
     facts: dict[str, Any] = field(default_factory=dict)
     calibration: Calibration = NOT_CALIBRATED
 
-    @cached_property
+    @property
     def model(self) -> AWCCA | Fusion:
-        """The model as an ``AWCCA`` or ``Fusion``."""
-        model = self.core if hasattr(self.core, "fit") else self.core.make_estimator()
-        return cast("AWCCA | Fusion", model)
+        """The model as an ``AWCCA`` or ``Fusion``; from then on the ``core`` too."""
+        if not hasattr(self.core, "fit"):
+            self.core = self.core.make_estimator()
+        return cast("AWCCA | Fusion", self.core)
 
     def layout(self, view: View) -> Layout:
         """Return names and widths of a view's feature blocks; empty if its features have no blocks."""
