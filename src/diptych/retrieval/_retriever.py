@@ -820,9 +820,7 @@ class Retriever:
         """
         wants_text = needs_stored_hkse(text_encoder)
         loaded, base = load(folder, mmap=mmap, trust_graph=trust_graph, text=wants_text, index=index)
-        retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
-        retriever.base = base
-        return retriever
+        return cls._from_loaded(loaded, image_encoder, text_encoder, device, base)
 
     @classmethod
     def connect(
@@ -929,9 +927,7 @@ class Retriever:
         folder = find_model(repo_id, revision, token, max_gigabytes)
         wants_text = needs_stored_hkse(text_encoder)
         loaded, base = load(folder, mmap=mmap, text=wants_text, published=True, images=images)
-        retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
-        retriever.base = base
-        return retriever
+        return cls._from_loaded(loaded, image_encoder, text_encoder, device, base)
 
     def info(self) -> dict[str, Any]:
         """Return what is known of the model, as plain data."""
@@ -941,11 +937,16 @@ class Retriever:
 
     @classmethod
     def _from_loaded(
-        cls, loaded: LoadedModel, image_encoder: Any, text_encoder: Any, device: str
+        cls,
+        loaded: LoadedModel,
+        image_encoder: Any,
+        text_encoder: Any,
+        device: str,
+        base: Base | None = None,
     ) -> Retriever:
         retriever, encoders = cls.__new__(cls), loaded.encoders(image_encoder, text_encoder)
         retriever._set_up(loaded.store, encoders, None, loaded.keep_features, device)
-        retriever._current.searcher = loaded.searcher(encoders)
+        retriever._current.searcher, retriever.base = loaded.searcher(encoders), base
         return retriever
 
     def _search(self, search: Search) -> Any:
