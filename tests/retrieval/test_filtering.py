@@ -269,14 +269,27 @@ def test_columns_follow_additions_and_removals(steps):
                 assert (table.keys(view) if keys is None else keys).tolist() == matching
 
 
+class Counted(dict):
+    """Items, and how often one of them was asked for."""
+
+    asked = 0
+
+    def get(self, key):
+        self.asked += 1
+        return super().get(key)
+
+
+def test_items_without_metadata_are_looked_at_once():
+    counted = Counted({i: Item(str(i), "image") for i in range(3000)})
+    columns = _columns.Columns("image", counted)
+    condition = parse_filter({"n": {"$ne": 1}}).condition
+    assert len(columns.find(condition, 3000)) == 3000
+    counted.asked = 0
+    assert len(columns.find(condition, 3000)) == 3000
+    assert counted.asked == 0
+
+
 def test_few_new_items_do_not_cost_a_look_at_all():
-    class Counted(dict):
-        asked = 0
-
-        def get(self, key):
-            self.asked += 1
-            return super().get(key)
-
     table = ItemTable([Item(str(i), "image", metadata={"n": i, "name": f"{i:05}"}) for i in range(3000)])
     counted = Counted(table._items)
     columns = _columns.Columns("image", counted)

@@ -98,7 +98,8 @@ class _Segment:
 
     def __init__(self, keys: Array, items: Items) -> None:
         self.keys, self.present = keys, np.ones(len(keys), np.bool_)
-        self._items, self._names = items, set[str]()
+        self._items = items
+        self._names: set[str] | None = None  # not known yet
         self._columns: dict[str, list[_Values]] = {}
 
     def find(self, condition: Condition) -> Array:
@@ -108,7 +109,7 @@ class _Segment:
 
     def names(self) -> set[str]:
         """Return the metadata keys of all items."""
-        if not self._names:
+        if self._names is None:
             self._names = set[str]().union(*self._metadata())
         return self._names
 
@@ -118,7 +119,7 @@ class _Segment:
         rows = rows[rows < len(self.keys)]
         rows = rows[np.isin(self.keys[rows], keys)]
         if len(rows):
-            self.present[rows], self._names = False, set()
+            self.present[rows], self._names = False, None
 
     def _metadata(self) -> list[Mapping[str, Any]]:
         """Return the metadata of each row; none for a removed item."""
