@@ -121,7 +121,8 @@ def measure_batches() -> None:
 
 
 def measure_probabilities() -> None:
-    from diptych.retrieval._searcher import Search, Searcher
+    from diptych.retrieval._inputs import Search
+    from diptych.retrieval._searcher import Searcher
 
     rng = np.random.default_rng(0)
     hidden, maps = rng.normal(size=(3000, 64)), rng.normal(size=(2, 64, COLUMNS))

@@ -92,7 +92,7 @@ def test_a_search_loads_no_package_that_it_does_not_need(tmp_path):
         assert "snow" in shown or "jpg" in shown or "row 0" in shown
         assert {"numpy", "faiss"} <= loaded
         assert loaded & HEAVY == set()
-        assert not loaded & {"diptych.cca._awcca", "diptych.fusion._fusion", "diptych.retrieval._fit"}
+        assert not loaded & {"diptych.cca._awcca", "diptych.fusion._fusion", "diptych.retrieval._training"}
 
 
 def test_the_package_itself_loads_nothing():

@@ -16,7 +16,7 @@ from commands import config, refused, run, run_json
 from diptych import AWCCA, InputError, Retriever
 from diptych.data import PairedDataset, PairedViews
 from diptych.encoders import PyramidDescriptor
-from diptych.retrieval._fit import SAMPLED_PAIRS, training_sample, training_share
+from diptych.retrieval._training import SAMPLED_PAIRS, training_sample, training_share
 from diptych.scenes import make_scenes
 from generated_pairs import make_pairs
 

@@ -9,7 +9,7 @@ import pytest
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import PairedDataset, PairedViews
-from diptych.retrieval._searcher import Search
+from diptych.retrieval._inputs import Search
 from tolerance import assert_ranked, assert_same_hits, rounding
 
 

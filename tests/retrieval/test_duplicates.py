@@ -12,8 +12,8 @@ from PIL import Image
 from commands import refused, run, run_json
 from diptych import AWCCA, Fusion, InputError, Retriever
 from diptych.data._duplicates import LEAST_SIMILARITY
-from diptych.retrieval import _duplicates
-from diptych.retrieval._duplicates import SHEET_GROUPS, SHEET_ITEMS
+from diptych.retrieval import _near_duplicates
+from diptych.retrieval._near_duplicates import SHEET_GROUPS, SHEET_ITEMS
 
 NASTY = '<script>alert("x")</script>'
 
@@ -242,5 +242,5 @@ def test_a_sheet_of_texts_and_the_limits_of_a_sheet(make, tmp_path, monkeypatch)
 def test_features_are_read_in_blocks(make, rng, shape, monkeypatch):
     made = make(shape=shape)
     expected = add_copies(made, rng)
-    monkeypatch.setattr(_duplicates, "BLOCK", 7)
+    monkeypatch.setattr(_near_duplicates, "BLOCK", 7)
     assert ids_of(made.retriever.duplicates()) == expected

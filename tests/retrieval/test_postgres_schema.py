@@ -11,7 +11,7 @@ from diptych.retrieval.stores._base import Block, RefusedError
 from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres import _schema as schema_module
 from diptych.retrieval.stores.postgres._connection import Address
-from diptych.retrieval.stores.postgres._schema import MIGRATIONS, Tables, check_graph, create_vectors, migrate
+from diptych.retrieval.stores.postgres._schema import MIGRATIONS, Version, create_vectors, migrate
 from filled_stores import fill, unit_rows
 
 LATER = (
@@ -52,7 +52,7 @@ class TestMigrations:
         assert versions == [(number + 1,) for number in range(len(MIGRATIONS) + 1)]
 
     def test_the_first_schema_is_migrated(self, database, store, address, rng):
-        """Its tables of vectors had a column for lengths, and it counted changes."""
+        """Its tables of vectors had a column for lengths; it counted changes and kept two versions."""
         schema, rows = schema_of(address), unit_rows(rng, 1, 4)
         expected = columns(database, address)
         with database.connect() as connection:
@@ -60,7 +60,8 @@ class TestMigrations:
                 connection.execute(f"ALTER TABLE {schema}.{table} ADD norm real NOT NULL DEFAULT 1")
                 connection.execute(f"ALTER TABLE {schema}.{table} ALTER norm DROP DEFAULT")
             connection.execute(f"ALTER TABLE {schema}.current_version ADD changes bigint NOT NULL DEFAULT 0")
-            connection.execute(f"DELETE FROM {schema}.schema_version WHERE version = 2")
+            connection.execute(f"ALTER TABLE {schema}.current_version ADD previous bigint")
+            connection.execute(f"DELETE FROM {schema}.schema_version WHERE version > 1")
         opened = PostgresStore(address)
         opened.add([Block("image", [Item("new", "image")], rows)], opened.state().version)
         assert opened.search("search", rows, 1, None, "1")[0][0][0].id == "new"
@@ -156,8 +157,11 @@ class TestRights:
 
 
 def test_vectors_that_are_too_long_are_refused_with_a_remedy():
-    check_graph(4000)
+    def create(columns, *, graph):
+        version = Version("schema", 1, 1, "float32", graph, True, {"search": columns}, {})
+        create_vectors(None, version, "search")
+
     with pytest.raises(InputError, match="4001 columns are too long for an HNSW graph .* n_components, or"):
-        check_graph(4001)
+        create(4001, graph=True)
     with pytest.raises(InputError, match="16001 columns are too long for pgvector"):
-        create_vectors(None, Tables("schema", 1, 1), "search", "vector", 16_001)
+        create(16_001, graph=False)

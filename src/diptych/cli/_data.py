@@ -96,7 +96,7 @@ def encode_images(
     """
     from diptych import data
     from diptych.encoders import image_encoder
-    from diptych.retrieval._encoders import open_defaults
+    from diptych.retrieval._recommended import open_defaults
 
     names = read_views(store.views)
     dataset = table.read(pairs, names)
@@ -134,7 +134,7 @@ def encode_text(
     """
     from diptych import data
     from diptych.encoders import HKSE, sentence_encoder
-    from diptych.retrieval._encoders import open_defaults
+    from diptych.retrieval._recommended import open_defaults
 
     names = read_views(store.views)
     _refuse_several(encoder.text_encoder, "--text-encoder")

@@ -172,7 +172,7 @@ def model_card(facts: Card) -> str:
 def describe_quality(facts: Mapping[str, Any]) -> str:
     """Describe what a model was selected and measured on; command line, card and page show this.
 
-    ``facts`` are those that ``diptych.retrieval._fit`` stores with a model.
+    ``facts`` are those that ``diptych.retrieval._training`` stores with a model.
 
     >>> selection = {"pairs": "the val split", "metric": "r@1", "search": 34.12, "annotate": 45.3}
     >>> print(describe_quality({"selection": selection}).partition(". ")[0])

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from diptych.retrieval._duplicates import DuplicateGroup, Duplicates
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._items import Hit, Hits, Item
+    from diptych.retrieval._near_duplicates import DuplicateGroup, Duplicates
     from diptych.retrieval._retriever import Retriever
 
 __all__ = ["DuplicateGroup", "Duplicates", "Evaluation", "Hit", "Hits", "Item", "Retriever"]
@@ -15,7 +15,7 @@ __all__ = ["DuplicateGroup", "Duplicates", "Evaluation", "Hit", "Hits", "Item", 
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
-        "_duplicates": ["DuplicateGroup", "Duplicates"],
+        "_near_duplicates": ["DuplicateGroup", "Duplicates"],
         "_evaluation": ["Evaluation"],
         "_items": ["Hit", "Hits", "Item"],
         "_retriever": ["Retriever"],

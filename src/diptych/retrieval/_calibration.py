@@ -135,6 +135,10 @@ Calibration: TypeAlias = dict[Task, TaskCalibration] | str
 """The calibration of both tasks; or why there is none, in words."""
 
 
+NOT_CALIBRATED = "it was fitted without; Retriever.calibrate measures them on held-out pairs"
+"""Why a model has no probabilities that was fitted elsewhere, or saved before there were any."""
+
+
 def describe_calibration(calibration: Calibration) -> dict[str, Any]:
     """Return what people want to know of a calibration, as plain data."""
     if isinstance(calibration, str):
@@ -273,10 +277,10 @@ def _evidence(scores: Floats, sharpness: float, right: int, background: float) -
     mass[:, BEST:] = 0
     floor = np.exp(np.clip(sharpness * (background - best), -600, 600))
     rest = mass[:, right:].sum(axis=1, keepdims=True) + floor
-    others = np.repeat(rest, scores.shape[1], axis=1)
+    competitors = np.repeat(rest, scores.shape[1], axis=1)
     # Beyond the first m, the m-th is a competitor too, and the item itself is none.
-    others[:, right:] += np.maximum(mass[:, right - 1 : right] - mass[:, right:], 0)
-    evidence: Floats = relative - np.log(others)
+    competitors[:, right:] += np.maximum(mass[:, right - 1 : right] - mass[:, right:], 0)
+    evidence: Floats = relative - np.log(competitors)
     return evidence
 
 

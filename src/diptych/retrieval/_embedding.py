@@ -251,8 +251,8 @@ def compose(embedding: Embedding, queries: Floats, weights: Sequence[float]) -> 
 def name_members(members: Sequence[Member]) -> list[str]:
     """Return a name for each model of a fusion's task: its blocks, and more where two have the same."""
     names = [f"{m.part}, as encoded" if m.part.kind == "identity" else str(m.part) for m in members]
-    again = [names[:at].count(name) for at, name in enumerate(names)]
-    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, again, strict=True)]
+    repeats = [names[:at].count(name) for at, name in enumerate(names)]
+    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, repeats, strict=True)]
 
 
 def fusion_layout(model: FittedFusion, view: View) -> Layout:

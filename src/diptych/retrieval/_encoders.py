@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import numpy as np
 from diptych._arrays import to_numpy
 from diptych._checks import (
     IMAGE_AND_TEXT,
-    DataWarning,
     InputError,
     ViewNames,
     count,
@@ -44,7 +42,8 @@ from diptych.encoders._preprocessing import Recipe
 from diptych.encoders._text import HKSEEncoder, folder_fingerprint, sentence_encoder
 from diptych.retrieval._items import VIEWS, View, file_name
 
-_ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
+ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
+"""The argument of ``Retriever`` for the encoder of each view."""
 
 
 class Origin(Schema, frozen=True):
@@ -69,6 +68,34 @@ class Origin(Schema, frozen=True):
     def path(self) -> str:
         """The file or folder of the encoder, or a name if it has none."""
         return self.source if self.weights is None else self.weights
+
+    @property
+    def can_reopen(self) -> bool:
+        """Whether the encoder can be opened again as long as its files stay where they are."""
+        return self.source == "pyramid" or os.path.isabs(self.path)
+
+    def relative_to(self, folder: Path) -> Origin:
+        """Return the origin with the path of the encoder from a model folder."""
+        if os.path.isabs(self.path):
+            with suppress(ValueError):  # on another drive of Windows
+                beside = os.path.relpath(os.path.realpath(self.path), folder)
+                return msgspec.structs.replace(self, beside=beside)
+        return self
+
+    def locate(self, folder: Path) -> Origin:
+        """Return the origin of an encoder that may have been moved together with a model folder."""
+        if self.beside is None:
+            return self
+        path = self.path if os.path.exists(self.path) else os.path.abspath(folder / self.beside)
+        field = "source" if self.weights is None else "weights"
+        return msgspec.structs.replace(self, beside=None, **{field: path})
+
+    def strip_paths(self) -> Origin:
+        """Return the origin as it is published: with file names instead of the paths of this machine."""
+        source = file_name(self.source)
+        kind, colon, path = source.partition(":")
+        source = f"{kind}:{file_name(path)}" if colon else source
+        return Origin(source, self.recipe, self.weights and file_name(self.weights))
 
 
 class EncoderRecord(Schema, frozen=True):
@@ -119,56 +146,38 @@ class EncoderRecord(Schema, frozen=True):
             return Path(file_name(self.origin.source)).stem
         return re.split("[/:]", self.name)[-1] or self.name
 
-    def accepts(self, other: EncoderRecord) -> bool:
-        """Return whether another encoder is the one that this record is of."""
+    def accepts(self, record: EncoderRecord) -> bool:
+        """Return whether another record is of the same encoder."""
         if not self.parts:
-            return self.fingerprint in ("", other.fingerprint)
-        same_number = len(self.parts) == len(other.parts)
-        return same_number and all(a.accepts(b) for a, b in zip(self.parts, other.parts, strict=True))
+            return self.fingerprint in ("", record.fingerprint)
+        same_number = len(self.parts) == len(record.parts)
+        return same_number and all(a.accepts(b) for a, b in zip(self.parts, record.parts, strict=True))
 
     @property
     def can_reopen(self) -> bool:
         """Whether the encoder can be opened again as long as its files stay where they are."""
-        return self.origin is not None and (
-            self.origin.source == "pyramid" or os.path.isabs(self.origin.path)
-        )
+        return self.origin is not None and self.origin.can_reopen
 
-    def relative_to(self, folder: Path | None) -> EncoderRecord:
+    def relative_to(self, folder: Path) -> EncoderRecord:
         """Return the record with the path of the encoder from a model folder."""
-        if self.parts:
-            return self._join(tuple(part.relative_to(folder) for part in self.parts))
-        if folder is None or self.origin is None or not os.path.isabs(self.origin.path):
-            return self
-        with suppress(ValueError):  # on another drive of Windows
-            beside = os.path.relpath(os.path.realpath(self.origin.path), folder)
-            return msgspec.structs.replace(self, origin=msgspec.structs.replace(self.origin, beside=beside))
-        return self
+        return self._change_origins(lambda origin: origin.relative_to(folder))
+
+    def locate(self, folder: Path) -> EncoderRecord:
+        """Return the record of an encoder that may have been moved together with a model folder."""
+        return self._change_origins(lambda origin: origin.locate(folder))
 
     def strip_paths(self) -> EncoderRecord:
         """Return the record as it is published: with file names instead of the paths of this machine."""
+        return self._change_origins(Origin.strip_paths, file_name)
+
+    def _change_origins(
+        self, change: Callable[[Origin], Origin], rename: Callable[[str], str] = str
+    ) -> EncoderRecord:
         if self.parts:
-            return self._join(tuple(part.strip_paths() for part in self.parts))
+            return self._join(tuple(part._change_origins(change, rename) for part in self.parts))
         if self.origin is None:
             return self
-        source = file_name(self.origin.source)
-        kind, colon, path = source.partition(":")
-        source = f"{kind}:{file_name(path)}" if colon else source
-        weights = self.origin.weights and file_name(self.origin.weights)
-        origin = Origin(source, self.origin.recipe, weights)
-        return EncoderRecord(file_name(self.name), self.fingerprint, origin)
-
-    def locate(self, folder: Path) -> EncoderRecord:
-        """Return the record with the path of an encoder that was moved together with a model folder."""
-        if self.parts:
-            return self._join(tuple(part.locate(folder) for part in self.parts))
-        origin = self.origin
-        if origin is None or origin.beside is None:
-            return self
-        if not os.path.exists(origin.path):
-            field = "source" if origin.weights is None else "weights"
-            moved = os.path.abspath(folder / origin.beside)
-            origin = msgspec.structs.replace(origin, **{field: moved})
-        return msgspec.structs.replace(self, origin=msgspec.structs.replace(origin, beside=None))
+        return EncoderRecord(rename(self.name), self.fingerprint, change(self.origin))
 
     def reopen(self, view: View) -> Any:
         """Open the encoder again, or raise an ``InputError`` that says why it cannot be.
@@ -282,7 +291,7 @@ class Encoders:
         if text is None and not self._record("text").parts:
             text = self._stored
         self._states: dict[View, State] = {
-            view: self._read(view, given) for view, given in zip(VIEWS, (image, text), strict=True)
+            view: self._read(view, source) for view, source in zip(VIEWS, (image, text), strict=True)
         }
 
     @property
@@ -327,6 +336,8 @@ class Encoders:
         if any(isinstance(self._states[view], Closed) and self._get(view) is None for view in VIEWS):
             return
         auto = [view for view in VIEWS if isinstance(self._states[view], Auto)]
+        from diptych.retrieval._recommended import open_defaults
+
         for view, encoder in open_defaults(auto, random_state, fuses=fuses).items():
             unfitted = isinstance(encoder, FittedHKSE)
             self._states[view] = Unfitted([encoder]) if unfitted else Ready(encoder)
@@ -351,12 +362,12 @@ class Encoders:
         """
         several = {view: split_encoders(self._find_open(view)) for view in VIEWS}
         layout: dict[View, dict[str, int]] = {}
-        taken: set[str] = set()
+        used_names: set[str] = set()
         for view, encoders in several.items() if max(map(len, several.values())) > 1 else ():
-            names = name_blocks((EncoderRecord.of(encoder).short_name for encoder in encoders), taken)
+            names = name_blocks((EncoderRecord.of(encoder).short_name for encoder in encoders), used_names)
             sizes = self._find_open(view).widths if len(encoders) > 1 else [widths[view]]
             layout[view] = dict(zip(names, sizes, strict=True))
-            taken |= set(names)
+            used_names |= set(names)
         return layout
 
     def remember(self, fingerprints: Sequence[str]) -> None:
@@ -417,7 +428,7 @@ class Encoders:
     def missing(self, view: View) -> InputError:
         """Return the error that says why there is no encoder, and what to give."""
         record, state, name = self._record(view), self._states[view], self.views.of(view)
-        argument = _ARGUMENTS[view]
+        argument = ARGUMENTS[view]
         option = argument.replace("_", "-")
         encoded = f"its {plural(name)} were encoded by {record.name}"
         if isinstance(state, Closed) and state.failure:
@@ -457,18 +468,18 @@ class Encoders:
         state = self._states[view]
         return state.encoder if isinstance(state, Ready) else None
 
-    def _read(self, view: View, given: Any) -> State:
+    def _read(self, view: View, source: Any) -> State:
         """Return the state of what the user has given for a view: an encoder, a list, a name, or None."""
-        if given is None:
+        if source is None:
             return Closed()
-        if isinstance(given, str) and given == "auto":
+        if isinstance(source, str) and source == "auto":
             return Auto() if view == "text" or self.views.image == "image" else Closed()
-        return self._open(view, given)
+        return self._open(view, source)
 
-    def _open(self, view: View, given: Any) -> Unfitted | Ready:
+    def _open(self, view: View, chosen: Any) -> Unfitted | Ready:
         """Open the encoder, or the list of encoders, that the user has given for a view."""
         name, record = self.views.of(view), self._record(view)
-        sources = list(given) if isinstance(given, list | tuple) else split_encoders(given)
+        sources = list(chosen) if isinstance(chosen, list | tuple) else split_encoders(chosen)
         if not sources:
             raise InputError(f"the list of {name} encoders is empty; give at least one.")
         if any(isinstance(source, str) and source == "auto" for source in sources):
@@ -482,20 +493,20 @@ class Encoders:
         open_one = self._open_image_encoder if view == "image" else self._open_text_encoder
         encoders = [open_one(source, part) for source, part in zip(sources, expected, strict=True)]
         ready = [EncoderRecord.of(encoder) for encoder in encoders if not isinstance(encoder, FittedHKSE)]
-        for i, found in enumerate(ready):
-            if found.fingerprint and found.fingerprint in [other.fingerprint for other in ready[:i]]:
-                raise InputError(f"the {name} encoder {found.name} was given twice; give it once.")
+        for i, part in enumerate(ready):
+            if part.fingerprint and part.fingerprint in [previous.fingerprint for previous in ready[:i]]:
+                raise InputError(f"the {name} encoder {part.name} was given twice; give it once.")
         if sum(isinstance(encoder, FittedHKSE | HKSEEncoder) for encoder in encoders) > 1:
             raise InputError("a model stores one hkse; give one of them.")
         if any(isinstance(encoder, FittedHKSE) for encoder in encoders):
             return Unfitted(encoders)
-        for found, part in zip(ready, expected, strict=True) if record.parts else ():
-            if not part.accepts(found):
-                found_name, part_name = (
-                    f"{r.name} ({r.fingerprint})" if r.fingerprint else r.name for r in (found, part)
+        for part, wanted in zip(ready, expected, strict=True) if record.parts else ():
+            if not wanted.accepts(part):
+                part_name, wanted_name = (
+                    f"{r.name} ({r.fingerprint})" if r.fingerprint else r.name for r in (part, wanted)
                 )
                 raise InputError(
-                    f"of the {name} encoders given, {found_name} is where the model has {part_name}; give "
+                    f"of the {name} encoders given, {part_name} is where the model has {wanted_name}; give "
                     f"{self._list_parts(view)} (the same files, weights and preprocessing)."
                 )
         encoder = self._join(view, encoders)
@@ -569,60 +580,6 @@ class Encoders:
     def _hkse_encoder(self) -> HKSEEncoder | None:
         encoders = (*split_encoders(self._find_open("text")), self._stored)
         return next((encoder for encoder in encoders if isinstance(encoder, HKSEEncoder)), None)
-
-
-def open_defaults(
-    views: Sequence[View], random_state: int | None = 0, *, fuses: bool = False
-) -> dict[View, Any]:
-    """Return an encoder for each view that none was named for, and name it in a ``DataWarning``.
-
-    Where fastembed is installed these are the recommended encoders, which it downloads once. Otherwise they
-    are ``pyramid`` and an ``HKSE`` that is not fitted yet.
-    """
-    from diptych.encoders._hkse import HKSE
-    from diptych.encoders._named import image_encoder
-    from diptych.retrieval._recommended import default_encoder
-
-    openers: dict[View, tuple[Callable[[str], Any], str]] = {
-        "image": (image_encoder, "pyramid"),
-        "text": (sentence_encoder, "hkse"),
-    }
-    recommended = {view: chosen for view in views if (chosen := default_encoder(view)) is not None}
-    if recommended:
-        named = " and ".join(
-            f"{c.name} for {v}s ({c.licence}, {c.gigabytes:g} GB)" for v, c in recommended.items()
-        )
-        advice = "diptych encoders lists others"
-        if len(recommended) == len(VIEWS) and not fuses:
-            advice += '; with fewer than about a thousand pairs, preset="best" is better, because it can use '
-            advice += "the similarity of the two as they are"
-        _warn(f"encoders chosen by default: {named}, downloaded once; {advice}.")
-    encoders: dict[View, Any] = {}
-    for view in views:
-        if view in recommended:
-            open_encoder, plain = openers[view]
-            try:
-                encoders[view] = open_encoder(recommended[view].name)
-            except InputError as error:
-                reason, named = str(error).rstrip("."), f'{_ARGUMENTS[view]}="{plain}"'
-                raise InputError(f"{reason}; or give {named}, which needs no weights.") from None
-        elif view == "image":
-            _warn(
-                "no image encoder was named, so pyramid is used, which knows only colours and shapes; photos "
-                "need a network: pip install fastembed, or name one with --image-encoder network.onnx "
-                "(image_encoder= in Python)."
-            )
-            encoders[view] = image_encoder("pyramid")
-        else:
-            _warn(
-                "no text encoder was named, so hkse is fitted on the captions; diptych encoders lists others."
-            )
-            encoders[view] = HKSE(random_state=random_state)
-    return encoders
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, DataWarning, stacklevel=5)
 
 
 def needs_stored_hkse(text: Any) -> bool:

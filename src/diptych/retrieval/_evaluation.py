@@ -117,12 +117,12 @@ class Evaluation(dict[str, dict[str, float]]):
             raise InputError(f"tag={tag!r} is not one word; give a name without spaces.")
 
         def lines() -> Iterator[str]:
-            asked, pairing = iter(queries), move_like(self._dataset.pairing, ranking.x)
+            remaining, pairing = iter(queries), move_like(self._dataset.pairing, ranking.x)
             vectors = ranking.x, ranking.y
             blocks = best_items(*vectors, pairing, n_items, task=chosen, similarity=ranking.similarity)
             for columns, scores in blocks:
                 for row, values in zip(to_numpy(columns).tolist(), to_numpy(scores), strict=True):
-                    query = next(asked)
+                    query = next(remaining)
                     # As NumPy writes a float32, no two different ones become equal.
                     for rank, (item, score) in enumerate(zip(row, values, strict=True), 1):
                         yield f"{query} Q0 {items[item]} {rank} {score} {tag}\n"

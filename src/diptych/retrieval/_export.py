@@ -76,8 +76,8 @@ def export_onnx(path: str | os.PathLike[str], searcher: Searcher, view: str, tas
 class _Graph:
     """A graph under construction: each method adds a step and returns the name of its result."""
 
-    def __init__(self, onnx: Any, taken: Sequence[str]) -> None:
-        self._onnx, self._taken = onnx, set(taken)
+    def __init__(self, onnx: Any, names: Sequence[str]) -> None:
+        self._onnx, self._names = onnx, set(names)
         self._nodes: list[Any] = []
         self._constants: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -150,10 +150,10 @@ class _Graph:
         return bytes(model.SerializeToString())
 
     def _name(self, kind: str) -> str:
-        name = f"{kind}_{len(self._taken)}"
-        while name in self._taken:
+        name = f"{kind}_{len(self._names)}"
+        while name in self._names:
             name += "_"
-        self._taken.add(name)
+        self._names.add(name)
         return name
 
 
@@ -179,16 +179,16 @@ def _add_awcca(
 def _add_fusion(graph: _Graph, inputs: Sequence[str], model: FittedFusion, view: View, task: Task) -> None:
     side: Literal["x", "y"] = "x" if view == "image" else "y"
     searched, shaped = SEARCHED[task] == view, dict[str, str]()
-    given = dict(zip(_used_blocks(model, view, task), inputs, strict=True))
+    input_of = dict(zip(_used_blocks(model, view, task), inputs, strict=True))
 
     def add_features(part: Part) -> str:
         """As ``Part.features``."""
         names, scales = (part.x, part.x_scales) if side == "x" else (part.y, part.y_scales)
         if part.kind == "identity":
-            return graph.to_unit_length(given[names[0]])
+            return graph.to_unit_length(input_of[names[0]])
         for name in names:
             if name not in shaped:
-                shaped[name] = _add_geometry(graph, given[name], model.geometry_[side][name])
+                shaped[name] = _add_geometry(graph, input_of[name], model.geometry_[side][name])
         return graph.concatenate([graph.scale(shaped[n], s) for n, s in zip(names, scales, strict=True)])
 
     parts, projected = [], []

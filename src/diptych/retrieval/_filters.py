@@ -125,9 +125,9 @@ class Filter:
 
     def check_stored(self, stored: Container[str]) -> None:
         """Refuse an id that no item has, if all must be stored."""
-        unknown = (each for each in self.ids or () if each not in stored) if self.all_stored else ()
-        for item_id in unknown:
-            raise unknown_item(item_id)
+        for item_id in self.ids or () if self.all_stored else ():
+            if item_id not in stored:
+                raise unknown_item(item_id)
 
 
 def parse_filter(where: Mapping[str, Any] | str) -> Filter:
@@ -138,29 +138,6 @@ def parse_filter(where: Mapping[str, Any] | str) -> Filter:
     """
     condition = _Parser().parse(where, 0)
     return Filter(condition=None if condition == And(()) else condition)
-
-
-def to_json(condition: Condition | None) -> dict[str, Any]:
-    """Return a condition as the plain data that ``parse_filter`` reads.
-
-    >>> to_json(parse_filter('year >= 2010 and not tag = "beach"').condition)
-    {'$and': [{'year': {'$gte': 2010}}, {'$not': {'tag': {'$in': ['beach']}}}]}
-    """
-    match condition:
-        case None:
-            return {}
-        case In(key, values):
-            return {key: {"$in": list(values)}}
-        case Compare(key, operator, value):
-            return {key: {operator: value}}
-        case Exists(key):
-            return {key: {"$exists": True}}
-        case Not(part):
-            return {"$not": to_json(part)}
-        case And(parts):
-            return {"$and": [to_json(part) for part in parts]}
-        case Or(parts):
-            return {"$or": [to_json(part) for part in parts]}
 
 
 def required_keys(condition: Condition | None, wanted: bool = True) -> Iterator[str]:
@@ -179,12 +156,12 @@ def required_keys(condition: Condition | None, wanted: bool = True) -> Iterator[
                 yield from required_keys(part, wanted)
 
 
-def check_metadata_keys(where: Filter, known: Iterable[str]) -> None:
-    """Refuse a filter with a metadata key that no item has; ``known`` are the keys of all items.
+def check_metadata_keys(where: Filter, names: Iterable[str]) -> None:
+    """Refuse a filter with a metadata key that no item has; ``names`` are the keys of all items.
 
     This is called when nothing matched, to tell a misspelt key from a value that no item has.
     """
-    keys = set(known)
+    keys = set(names)
     unknown = next((key for key in required_keys(where.condition) if key not in keys), None)
     if unknown is None:
         return
@@ -258,11 +235,11 @@ def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
         case Exists(key):
             return key in metadata
         case In(key, values):
-            own = elements(metadata[key]) if key in metadata else ()
-            return any(_equal(each, value) for each in own for value in values)
+            stored = elements(metadata[key]) if key in metadata else ()
+            return any(_equal(element, value) for element in stored for value in values)
         case Compare(key, operator, value):
-            own = elements(metadata[key]) if key in metadata else ()
-            return any(_compare(each, operator, value) for each in own)
+            stored = elements(metadata[key]) if key in metadata else ()
+            return any(_compare(element, operator, value) for element in stored)
 
 
 def _equal(stored: Any, value: Plain) -> bool:
@@ -310,7 +287,7 @@ class _Parser:
         if key in ("$and", "$or"):
             if not isinstance(value, list | tuple):
                 raise FilterError(f"{key} takes a list of filters; got {_show(value)}.")
-            return _join(And if key == "$and" else Or, [self.parse(each, depth + 1) for each in value])
+            return _join(And if key == "$and" else Or, [self.parse(part, depth + 1) for part in value])
         if key == "$not":
             return Not(self.parse(value, depth + 1))
         _check_key(key)

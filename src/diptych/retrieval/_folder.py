@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -68,10 +68,9 @@ from diptych.cca._fitted import AWCCAConfig, FittedAWCCA
 from diptych.cca._moments import Moments
 from diptych.encoders._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
 from diptych.fusion._fitted import FittedFusion, FusionConfig
-from diptych.retrieval._calibration import Calibration, TaskCalibration
+from diptych.retrieval._calibration import NOT_CALIBRATED, Calibration, TaskCalibration
 from diptych.retrieval._embedding import OutlierDetector, embedding_of
 from diptych.retrieval._encoders import EncoderRecord, Encoders
-from diptych.retrieval._fitted import NOT_CALIBRATED, Facts, Fitted
 from diptych.retrieval._items import (
     SEARCHED,
     VIEWS,
@@ -83,7 +82,7 @@ from diptych.retrieval._items import (
     strip_paths,
     write_items,
 )
-from diptych.retrieval._searcher import Searcher
+from diptych.retrieval._searcher import Fitted, Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
@@ -107,6 +106,41 @@ class IndexConfig(Schema, frozen=True):
 
     kind: str
     dtype: Literal["float32", "float16"]
+
+
+class Selection(TypedDict):
+    """The pairs that the regularisation was selected on, and the best value of the metric there."""
+
+    pairs: str
+    metric: str
+    search: float
+    annotate: float
+    grid: NotRequired[str]
+
+
+class Refit(TypedDict):
+    """The number of pairs after a refit, and before."""
+
+    pairs: int
+    before: int
+
+
+class Facts(TypedDict, total=False):
+    """What a fit records for people, as plain data; checked when a saved model is read."""
+
+    date: str
+    pairs: dict[str, tuple[int, int]]
+    moments: dict[str, int]
+    seconds: dict[str, float]
+    training_sample: str
+    leaks: dict[str, int]
+    blocks: dict[View, list[tuple[str, int]]]
+    selection: Selection
+    theory: str
+    quality: str
+    metrics: dict[str, dict[Task, dict[str, float]]]
+    graph_recall: dict[Task, float]
+    refitted: Refit
 
 
 class ModelConfig(Schema, frozen=True):
@@ -554,8 +588,8 @@ def _read_items(
     if [item.view for item in items] != ["image"] * counts.image + ["text"] * counts.text:
         raise InputError(f"{path} does not hold the items that were saved; save the model again.")
     table = ItemTable(items, places)
-    every = np.arange(len(items), dtype=np.int64)
-    keys: dict[View, Any] = {"image": every[: counts.image], "text": every[counts.image :]}
+    all_keys = np.arange(len(items), dtype=np.int64)
+    keys: dict[View, Any] = {"image": all_keys[: counts.image], "text": all_keys[counts.image :]}
     arrays = _map(files, INDEX, mmap)
     indexes = {
         task: VectorIndex.of(
@@ -615,3 +649,35 @@ def _check_base(retriever: Retriever, current: Version | None, folder: str | os.
 def _identify(folder: Path) -> tuple[int, int]:
     status = os.stat(folder)
     return status.st_dev, status.st_ino
+
+
+def merge_changes(
+    mine: Searcher, base: Base, current: Version, refits: Iterable[tuple[Any, ...] | None]
+) -> tuple[Searcher, Base, bool]:
+    """Apply the changes made here to the version of a folder that others have saved since ``base``.
+
+    Return the result, the base to count further changes from, and whether it keeps features. ``refits`` are
+    the validation pairs of refits since the last save.
+    """
+    loaded, new_base = read_version(current, text=False)
+    if not isinstance(mine.store, MemoryStore) or not isinstance(loaded.store, MemoryStore):
+        raise ChangedError(f"{current.folder} holds another model now; load it again.")
+    merged = loaded.searcher(mine.encoders)
+    for view in VIEWS:
+        same_width = mine.embedding.features(view) == merged.embedding.features(view)
+        if not same_width or mine.encoders.describe(view).fingerprint != loaded.records[view].fingerprint:
+            raise ChangedError(
+                f"{current.folder} was fitted again meanwhile, on features of another "
+                f"{mine.encoders.views.of(view)} encoder; load it again and repeat the changes."
+            )
+    removed, added = mine.store.changes_since(base.first_key)
+    stored = {item.id for item in merged.store.items(ids=removed)}
+    merged.store.remove([item_id for item_id in dict.fromkeys(removed) if item_id in stored])
+    items = {view: [item for item in added if item.view == view] for view in VIEWS}
+    items = {view: rows for view, rows in items.items() if rows}
+    merged.add(items, {view: mine.features_of(view, rows) for view, rows in items.items()})
+    if mine.fitted.facts == merged.fitted.facts:  # the model is the same: a calibration made here holds
+        merged = merged.recalibrate(mine.fitted.calibration)
+    for validation in refits:
+        merged = merged.refit(validation)
+    return merged, replace(new_base, hkse=mine.encoders.hkse), loaded.keep_features

@@ -17,6 +17,7 @@ from diptych._checks import (
     IMAGE_AND_TEXT,
     DataWarning,
     InputError,
+    Task,
     ViewNames,
     check_matrix,
     check_pairing,
@@ -30,8 +31,8 @@ from diptych.encoders._decoding import EXTENSIONS, is_image
 from diptych.encoders._image import Inputs
 from diptych.retrieval._embedding import Layout, OutlierDetector
 from diptych.retrieval._encoders import Encoders, as_list, is_array
-from diptych.retrieval._filters import iso_string, plain_number
-from diptych.retrieval._items import Item, View
+from diptych.retrieval._filters import Filter, Where, iso_string, parse_filter, plain_number
+from diptych.retrieval._items import TASK_OF, Item, View, unknown_item
 
 if TYPE_CHECKING:
     from diptych.data import PairedDataset
@@ -78,6 +79,68 @@ def is_features(things: Any) -> bool:
     return isinstance(things, Mapping | Queries) or is_array(things)
 
 
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What a user searches for, and which of the hits to return.
+
+    ``view`` is that of the query, ``searched`` that of the items; if they are the same, similar items are
+    searched. ``parts`` are to be added to a single query, each with a weight.
+    """
+
+    view: View
+    searched: View
+    query: Any
+    parts: Sequence[tuple[Any, float]] = ()
+    k: int = 10
+    offset: int = 0
+    where: Filter | Callable[[Item], bool] | None = None
+    min_probability: float | None = None
+    weighting: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that are none."""
+        if not isinstance(self.k, int | np.integer) or isinstance(self.k, bool) or self.k < 1:
+            raise InputError(f"k={self.k!r} is not a number of hits; give 1 or more.")
+        offset, least = self.offset, self.min_probability
+        if not isinstance(offset, int | np.integer) or isinstance(offset, bool) or offset < 0:
+            raise InputError(f"offset={offset!r} is not a number of hits to leave out; give 0 or more.")
+        number = isinstance(least, int | float | np.floating) and not isinstance(least, bool)
+        if least is not None and not (number and 0 <= least <= 1):
+            raise InputError(f"min_probability={least!r} is not a probability; give a number from 0 to 1.")
+
+    @property
+    def task(self) -> Task:
+        """The task whose vectors are compared."""
+        return TASK_OF[self.searched]
+
+    @property
+    def uses_encoders(self) -> bool:
+        """Whether the query and all of its parts are to be encoded."""
+        return not any(map(is_features, (self.query, *(part for part, _ in self.parts))))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a search that probabilities are measured for."""
+        return not self.parts and self.weighting is None and self.view != self.searched
+
+
+def read_where(where: Where | None) -> Filter | Callable[[Item], bool] | None:
+    """Return a filter as users give it, parsed; a function of an ``Item`` as it is."""
+    if where is None or callable(where):
+        return where
+    if isinstance(where, Mapping | str):
+        return parse_filter(where)
+    if not hasattr(where, "__iter__"):
+        raise InputError(
+            f"where={where!r} is not a filter; give conditions on metadata, a function of an Item, or ids."
+        )
+    ids = list(where)
+    for item_id in ids:
+        if not isinstance(item_id, str):
+            raise unknown_item(item_id)
+    return Filter(frozenset(ids), all_stored=True)
+
+
 def read_queries(
     encoders: Encoders, view: View, queries: Any, layout: LayoutOf, parts: Sequence[tuple[Any, float]] = ()
 ) -> Queries:
@@ -113,8 +176,8 @@ def list_parts(plus: Any, minus: Any) -> list[tuple[Any, float]]:
     A part is a text, an image, features or a ``QueryPart``, alone or as ``(part, weight)``.
     """
     parts: list[tuple[Any, float]] = []
-    for name, sign, given in (("plus", 1.0, plus), ("minus", -1.0, minus)):
-        for part in given if isinstance(given, list | tuple) else [given]:
+    for name, sign, argument in (("plus", 1.0, plus), ("minus", -1.0, minus)):
+        for part in argument if isinstance(argument, list | tuple) else [argument]:
             weight: Any = 1.0
             if isinstance(part, tuple):
                 if len(part) != 2:
@@ -408,7 +471,7 @@ def _plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
         raise InputError(f"the metadata of {name!r} is {metadata!r}; give a dict of names and plain values.")
     layer: list[Any] = [plain]
     for _ in range(MAX_DEPTH):
-        parts = (part for each in layer for part in (each.values() if isinstance(each, dict) else each))
+        parts = (part for value in layer for part in (value.values() if isinstance(value, dict) else value))
         layer = [part for part in parts if isinstance(part, dict | list)]
         if not layer:
             return plain

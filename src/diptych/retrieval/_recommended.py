@@ -6,11 +6,15 @@ before it is installed; ``tests/retrieval/test_recommended.py`` compares the two
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
-from diptych.retrieval._items import View
+from diptych._checks import DataWarning, InputError
+from diptych.retrieval._items import VIEWS, View
 
 PACKAGES = ("fastembed", "onnxruntime", "sentence-transformers", "timm", "torchvision")
 """Packages that bring encoders, or run them."""
@@ -79,3 +83,58 @@ def default_encoder(view: View) -> Recommendation | None:
     if find_spec("fastembed") is None:
         return None
     return next(encoder for encoder in RECOMMENDED if encoder.view == view)
+
+
+def open_defaults(
+    views: Sequence[View], random_state: int | None = 0, *, fuses: bool = False
+) -> dict[View, Any]:
+    """Return an encoder for each view that none was named for, and name it in a ``DataWarning``.
+
+    Where fastembed is installed these are the recommended encoders, which it downloads once. Otherwise they
+    are ``pyramid`` and an ``HKSE`` that is not fitted yet.
+    """
+    from diptych.encoders._hkse import HKSE
+    from diptych.encoders._named import image_encoder
+    from diptych.encoders._text import sentence_encoder
+    from diptych.retrieval._encoders import ARGUMENTS
+
+    openers: dict[View, tuple[Callable[[str], Any], str]] = {
+        "image": (image_encoder, "pyramid"),
+        "text": (sentence_encoder, "hkse"),
+    }
+    recommended = {view: chosen for view in views if (chosen := default_encoder(view)) is not None}
+    if recommended:
+        named = " and ".join(
+            f"{c.name} for {v}s ({c.licence}, {c.gigabytes:g} GB)" for v, c in recommended.items()
+        )
+        advice = "diptych encoders lists others"
+        if len(recommended) == len(VIEWS) and not fuses:
+            advice += '; with fewer than about a thousand pairs, preset="best" is better, because it can use '
+            advice += "the similarity of the two as they are"
+        _warn(f"encoders chosen by default: {named}, downloaded once; {advice}.")
+    encoders: dict[View, Any] = {}
+    for view in views:
+        if view in recommended:
+            open_encoder, plain = openers[view]
+            try:
+                encoders[view] = open_encoder(recommended[view].name)
+            except InputError as error:
+                reason, named = str(error).rstrip("."), f'{ARGUMENTS[view]}="{plain}"'
+                raise InputError(f"{reason}; or give {named}, which needs no weights.") from None
+        elif view == "image":
+            _warn(
+                "no image encoder was named, so pyramid is used, which knows only colours and shapes; photos "
+                "need a network: pip install fastembed, or name one with --image-encoder network.onnx "
+                "(image_encoder= in Python)."
+            )
+            encoders[view] = image_encoder("pyramid")
+        else:
+            _warn(
+                "no text encoder was named, so hkse is fitted on the captions; diptych encoders lists others."
+            )
+            encoders[view] = HKSE(random_state=random_state)
+    return encoders
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DataWarning, stacklevel=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -44,30 +43,31 @@ from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
 from diptych.retrieval._filters import Where
-from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._folder import (
     Base,
     LoadedModel,
     load,
     load_from_store,
+    merge_changes,
     save,
 )
 from diptych.retrieval._inputs import (
     Metadata,
     NewItems,
     QueryPart,
+    Search,
     check_metadata,
     dataset_items,
     is_features,
     join_blocks,
     list_parts,
     read_new_items,
+    read_where,
     stack_blocks,
     warn_outliers,
 )
 from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, View, check_unique, unknown_item
-from diptych.retrieval._searcher import Search, Searcher, read_where
-from diptych.retrieval._sharing import CurrentModel, merge_changes
+from diptych.retrieval._searcher import CurrentModel, Fitted, Searcher
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, Store
 
@@ -79,9 +79,9 @@ if TYPE_CHECKING:
     from diptych.encoders import ImageEncoder, SentenceEncoder
     from diptych.encoders._fitted_hkse import FittedHKSE
     from diptych.fusion import Fusion
-    from diptych.retrieval._duplicates import Duplicates
     from diptych.retrieval._evaluation import Evaluation
-    from diptych.retrieval._fit import Watch
+    from diptych.retrieval._near_duplicates import Duplicates
+    from diptych.retrieval._training import Watch
 
     Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
     Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
@@ -414,7 +414,7 @@ class Retriever:
             The cosine from which two items are near-identical; None: one that different items of this
             collection hardly reach, judged by the distances between neighbours. ``result.threshold`` has it.
         """
-        from diptych.retrieval._duplicates import find_duplicates
+        from diptych.retrieval._near_duplicates import find_duplicates
 
         return self._current.run(lambda model: find_duplicates(model, view, threshold), uses_encoders=True)
 
@@ -483,7 +483,7 @@ class Retriever:
         from sklearn.base import clone
 
         from diptych.data import PairedViews
-        from diptych.retrieval._fit import fit_model
+        from diptych.retrieval._training import fit_model
 
         self._check_settings()
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
@@ -514,17 +514,16 @@ class Retriever:
         watch: Watch | None = None,
     ) -> PairedViews:
         """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
-        from diptych.retrieval._fit import encode_views
+        from diptych.retrieval._training import encode_views, measure_seconds
 
         self._check_settings()
         encoders, has_split = self.encoders, "train" in data.split_sizes()
         seed = getattr(self.model, "random_state", 0)
         encoders.choose_defaults(seed, fuses=isinstance(self.model, FittedFusion))
-        start = time.perf_counter()
+        seconds: dict[str, float] = {}
         with progress_bar("encoding", self.model.verbose if watch is None else False):
-            with progress_bar("fitting the text encoder"):
+            with progress_bar("fitting the text encoder"), measure_seconds(seconds, "text encoder"):
                 encoders.fit_text((data.subset("train") if has_split else data).captions)
-            seconds = {"text encoder": round(time.perf_counter() - start, 3)}
             views = encode_views(data, encoders, features, watch)
         return replace(views, seconds={**seconds, **views.seconds})
 
@@ -613,7 +612,7 @@ class Retriever:
         image_encoder, text_encoder, options
             As the constructor takes them.
         """
-        from diptych.retrieval._fit import adopt_model
+        from diptych.retrieval._training import adopt_model
 
         fitted = adopt_model(model, features, check_view_names(options.get("views", IMAGE_AND_TEXT)))
         retriever = cls(image_encoder, text_encoder, fitted.model, **options)
@@ -718,9 +717,9 @@ class Retriever:
 
         def put(searcher: Searcher) -> tuple[dict[View, list[Item]], Mapping[View, np.ndarray[Any, Any]]]:
             things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
-            for view, (given, shown) in inputs.items():
-                if given is not None:
-                    options = searcher.encoders, view, given, shown, searcher.fitted.layout
+            for view, (new_items, shown) in inputs.items():
+                if new_items is not None:
+                    options = searcher.encoders, view, new_items, shown, searcher.fitted.layout
                     things[view], features[view] = read_new_items(*options)
             new = NewItems(things, features, pairing, ids, caption_ids, about)
             with self._writing:
@@ -757,7 +756,7 @@ class Retriever:
         """
         from diptych.data import PairedDataset
         from diptych.retrieval._evaluation import Evaluation, rank_pairs
-        from diptych.retrieval._fit import encode_views, warn_if_training
+        from diptych.retrieval._training import encode_views, warn_if_training
 
         searcher = self.searcher
         dataset = data if isinstance(data, PairedDataset) else data.dataset
@@ -821,9 +820,7 @@ class Retriever:
         """
         wants_text = needs_stored_hkse(text_encoder)
         loaded, base = load(folder, mmap=mmap, trust_graph=trust_graph, text=wants_text, index=index)
-        retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
-        retriever.base = base
-        return retriever
+        return cls._from_loaded(loaded, image_encoder, text_encoder, device, base)
 
     @classmethod
     def connect(
@@ -874,7 +871,7 @@ class Retriever:
         keep_features
             Publish features and moments too, so that others can ``refit``.
         """
-        from diptych.retrieval._hub import push
+        from diptych.retrieval._publishing import push
 
         return push(
             self,
@@ -923,16 +920,14 @@ class Retriever:
         max_gigabytes
             A larger model is not downloaded.
         """
-        from diptych.retrieval._hub import find_model
+        from diptych.retrieval._publishing import find_model
 
         if images is not None and not os.path.isdir(images):
             raise InputError(f"{images} is not a folder; give the folder that holds the images.")
         folder = find_model(repo_id, revision, token, max_gigabytes)
         wants_text = needs_stored_hkse(text_encoder)
         loaded, base = load(folder, mmap=mmap, text=wants_text, published=True, images=images)
-        retriever = cls._from_loaded(loaded, image_encoder, text_encoder, device)
-        retriever.base = base
-        return retriever
+        return cls._from_loaded(loaded, image_encoder, text_encoder, device, base)
 
     def info(self) -> dict[str, Any]:
         """Return what is known of the model, as plain data."""
@@ -942,11 +937,16 @@ class Retriever:
 
     @classmethod
     def _from_loaded(
-        cls, loaded: LoadedModel, image_encoder: Any, text_encoder: Any, device: str
+        cls,
+        loaded: LoadedModel,
+        image_encoder: Any,
+        text_encoder: Any,
+        device: str,
+        base: Base | None = None,
     ) -> Retriever:
         retriever, encoders = cls.__new__(cls), loaded.encoders(image_encoder, text_encoder)
         retriever._set_up(loaded.store, encoders, None, loaded.keep_features, device)
-        retriever._current.searcher = loaded.searcher(encoders)
+        retriever._current.searcher, retriever.base = loaded.searcher(encoders), base
         return retriever
 
     def _search(self, search: Search) -> Any:

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from diptych._checks import TASKS, InputError, Task
 from diptych._progress import progress_bar
+from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._moments import Moments
 from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._calibration import BEST, Calibration, TaskCalibration
-from diptych.retrieval._embedding import compose, embedding_of, restrict
+from diptych.retrieval._calibration import BEST, NOT_CALIBRATED, Calibration, TaskCalibration
+from diptych.retrieval._embedding import (
+    Layout,
+    OutlierDetector,
+    compose,
+    embedding_of,
+    fusion_layout,
+    restrict,
+)
 from diptych.retrieval._encoders import Encoders
-from diptych.retrieval._filters import Filter, Where, parse_filter
-from diptych.retrieval._fitted import Fitted
-from diptych.retrieval._inputs import NewItems, Queries, QueryPart, encode_items, is_features, read_queries
-from diptych.retrieval._items import QUERIED, TASK_OF, VIEWS, Hit, Hits, Item, View, unknown_item
-from diptych.retrieval.stores._base import Block, Contents, Floats, Store, TakenError
+from diptych.retrieval._filters import Filter
+from diptych.retrieval._inputs import NewItems, Queries, QueryPart, Search, encode_items, read_queries
+from diptych.retrieval._items import QUERIED, TASK_OF, VIEWS, Hit, Hits, Item, View
+from diptych.retrieval.stores._base import (
+    Block,
+    Contents,
+    Floats,
+    ModelChanged,
+    RefusedError,
+    Store,
+    TakenError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from diptych.cca import AWCCA
+    from diptych.fusion import Fusion
+
+T = TypeVar("T")
 
 Matches: TypeAlias = list[list[tuple[Item, float]]]
 
@@ -28,49 +51,34 @@ BLOCK = 4096
 """Items that are embedded at a time."""
 
 
-@dataclass(frozen=True, eq=False)
-class Search:
-    """What a user searches for, and which of the hits to return.
+@dataclass(eq=False)
+class Fitted:
+    """A fitted model, in NumPy, and what is kept of its training data.
 
-    ``view`` is that of the query, ``searched`` that of the items; if they are the same, similar items are
-    searched. ``parts`` are to be added to a single query, each with a weight.
+    ``core`` is the model, of a loaded one without the estimator, because a search needs no scikit-learn.
+    ``load_moments`` returns the moments of the training pairs, of the features as the model takes them, which
+    only a refit needs; it is None if they are not known. ``facts`` are as in ``Facts``. ``calibration`` has
+    the probabilities of both tasks, or says why there are none.
     """
 
-    view: View
-    searched: View
-    query: Any
-    parts: Sequence[tuple[Any, float]] = ()
-    k: int = 10
-    offset: int = 0
-    where: Filter | Callable[[Item], bool] | None = None
-    min_probability: float | None = None
-    weighting: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that are none."""
-        if not isinstance(self.k, int | np.integer) or isinstance(self.k, bool) or self.k < 1:
-            raise InputError(f"k={self.k!r} is not a number of hits; give 1 or more.")
-        offset, least = self.offset, self.min_probability
-        if not isinstance(offset, int | np.integer) or isinstance(offset, bool) or offset < 0:
-            raise InputError(f"offset={offset!r} is not a number of hits to leave out; give 0 or more.")
-        number = isinstance(least, int | float | np.floating) and not isinstance(least, bool)
-        if least is not None and not (number and 0 <= least <= 1):
-            raise InputError(f"min_probability={least!r} is not a probability; give a number from 0 to 1.")
+    core: FittedAWCCA | FittedFusion
+    load_moments: Callable[[], Moments] | None
+    outliers: dict[View, OutlierDetector]
+    facts: dict[str, Any] = field(default_factory=dict)
+    calibration: Calibration = NOT_CALIBRATED
 
     @property
-    def task(self) -> Task:
-        """The task whose vectors are compared."""
-        return TASK_OF[self.searched]
+    def model(self) -> AWCCA | Fusion:
+        """The model as an ``AWCCA`` or ``Fusion``; from then on the ``core`` too."""
+        if not hasattr(self.core, "fit"):
+            self.core = self.core.make_estimator()
+        return cast("AWCCA | Fusion", self.core)
 
-    @property
-    def uses_encoders(self) -> bool:
-        """Whether the query and all of its parts are to be encoded."""
-        return not any(map(is_features, (self.query, *(part for part, _ in self.parts))))
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a search that probabilities are measured for."""
-        return not self.parts and self.weighting is None and self.view != self.searched
+    def layout(self, view: View) -> Layout:
+        """Return names and widths of a view's feature blocks; empty if its features have no blocks."""
+        if isinstance(self.core, FittedFusion):
+            return fusion_layout(self.core, view)
+        return {str(name): int(width) for name, width in self.facts.get("blocks", {}).get(view, [])}
 
 
 class Searcher:
@@ -132,7 +140,7 @@ class Searcher:
 
     def refit(self, validation: tuple[Any, ...] | None) -> Searcher:
         """Fit the model on the pairs added since as well, and embed all items again."""
-        from diptych.retrieval._fit import refit_model
+        from diptych.retrieval._training import refit_model
 
         if validation is not None and isinstance(self.fitted.core, FittedFusion):
             raise InputError(
@@ -337,23 +345,77 @@ class Searcher:
         return results
 
 
-def read_where(where: Where | None) -> Filter | Callable[[Item], bool] | None:
-    """Return a filter as users give it, parsed; a function of an ``Item`` as it is."""
-    if where is None or callable(where):
-        return where
-    if isinstance(where, Mapping | str):
-        return parse_filter(where)
-    if not hasattr(where, "__iter__"):
-        raise InputError(
-            f"where={where!r} is not a filter; give conditions on metadata, a function of an Item, or ids."
-        )
-    ids = list(where)
-    for item_id in ids:
-        if not isinstance(item_id, str):
-            raise unknown_item(item_id)
-    return Filter(frozenset(ids), all_stored=True)
-
-
 def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
     while batch := list(itertools.islice(items, BLOCK)):
         yield batch
+
+
+class CurrentModel:
+    """The model that a retriever works with; of a shared store, the one that it held when last read."""
+
+    def __init__(self) -> None:
+        self.searcher: Searcher | None = None
+        self._refused = ""  # the version in a shared store that this retriever has no encoders for
+        self._loading = threading.RLock()
+
+    @property
+    def version(self) -> str:
+        """The version of the model in a shared store, as last seen."""
+        return self._refused or ("" if self.searcher is None else self.searcher.version)
+
+    def get(self) -> Searcher:
+        """Return it as last read."""
+        if self.searcher is None:
+            raise InputError("this retriever is not fitted; call fit(), or load a saved one.")
+        return self.searcher
+
+    def read(self) -> Searcher:
+        """Return it as it is now."""
+        searcher = self.get()
+        if searcher.is_outdated():
+            self._load(searcher, uses_encoders=True)
+        return self.get()
+
+    def use(self, searcher: Searcher) -> None:
+        """Use a model from now on that was just put into a store."""
+        self.searcher, self._refused = searcher, ""
+        if searcher.store.shared:
+            self._load(searcher, uses_encoders=True)
+
+    def run(self, action: Callable[[Searcher], T], *, uses_encoders: bool) -> T:
+        """Do something with the model; again if another process has put another model in the store.
+
+        Without ``uses_encoders`` the action uses features, and a model with other encoders is an error.
+        """
+        while True:
+            searcher = self.get()
+            try:
+                return action(searcher)
+            except ModelChanged:
+                pass
+            except (UnavailableError, RefusedError):
+                raise
+            except InputError:  # features of another width may be meant for the new model
+                if not searcher.is_outdated():
+                    raise
+            self._load(searcher, uses_encoders)
+
+    def _load(self, outdated: Searcher, uses_encoders: bool) -> None:
+        """Load the model that a shared store holds now in place of an outdated one."""
+        with self._loading:
+            if self.searcher is not outdated:  # another thread has done it
+                return
+            from diptych.retrieval._folder import load_from_store
+
+            encoders = outdated.encoders
+            loaded = load_from_store(outdated.store, opened=encoders)
+            same = loaded.has_encoders(encoders)
+            if not same and not uses_encoders:
+                self._refused = loaded.version
+                raise UnavailableError(
+                    "another process has fitted this index on features of other encoders; open it again, "
+                    "and pass features of those."
+                )
+            if not same or encoders.views != loaded.views:
+                encoders = loaded.encoders(*(encoders.match_open(view, loaded.records) for view in VIEWS))
+            self.searcher, self._refused = loaded.searcher(encoders), ""

@@ -111,8 +111,8 @@ class ItemTable:
         return keys
 
     def remove(self, keys: Sequence[int]) -> None:
-        removed = {key: self._items.pop(key) for key in keys}
-        for key, item in removed.items():
+        for key in keys:
+            item = self._items.pop(key)
             del self._keys[item.id]
             self.removed.append((key, item.id))
             if item.image is not None:
@@ -121,7 +121,7 @@ class ItemTable:
                 if not captions:
                     del self._captions[item.image]
         for columns in self._columns.values():
-            columns.remove(removed)
+            columns.remove(np.array(keys, np.int64))
 
     def _list(self) -> Iterable[tuple[int, Item | StoredItem]]:
         while True:

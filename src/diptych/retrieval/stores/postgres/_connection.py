@@ -38,7 +38,6 @@ _RANGES = {
     "connections": (1, 1000),
     "max_item": (64, 2**28),
     "max_model": (1, 2**50),
-    "max_memory": (1, 2**50),
 }
 SETTINGS = ("schema", "index", *_RANGES)
 
@@ -57,7 +56,6 @@ class Address:
     connections: int = 8  # most connections of one process
     max_item: int = 2**20  # most characters of an item
     max_model: int = 2**33  # most bytes of a model that are read
-    max_memory: int = 2**32  # most bytes of vectors that are read at once, to compare all items
 
     @classmethod
     def parse(cls, address: str) -> Address:

@@ -27,7 +27,7 @@ from diptych.retrieval._filters import (
 from diptych.retrieval._items import VIEWS, Item, View, unknown_item
 from diptych.retrieval.stores._base import Floats, TakenError, search_in_steps
 from diptych.retrieval.stores.postgres._connection import Connection
-from diptych.retrieval.stores.postgres._schema import MAX_GRAPH_DIMENSION, Tables, cast_for_graph
+from diptych.retrieval.stores.postgres._schema import MAX_GRAPH_DIMENSION, Version, cast_for_graph
 
 Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Row: TypeAlias = tuple[Any, ...]
@@ -86,23 +86,23 @@ def check_storable(items: Iterable[Item], max_characters: int) -> None:
             )
 
 
-def check_not_stored(connection: Connection, tables: Tables, items: Sequence[Item]) -> None:
+def check_not_stored(connection: Connection, version: Version, items: Sequence[Item]) -> None:
     """Raise ``TakenError`` if the id of an item is in use."""
-    stored = find_keys(connection, tables, [item.id for item in items])
+    stored = find_keys(connection, version, [item.id for item in items])
     for item in items:
         if item.id in stored:
             raise TakenError(item.id)
 
 
-def find_keys(connection: Connection, tables: Tables, ids: Iterable[str]) -> dict[str, int]:
+def find_keys(connection: Connection, version: Version, ids: Iterable[str]) -> dict[str, int]:
     """Return the keys of those ids that are stored."""
-    statement = sql.SQL("SELECT id, key FROM {} WHERE id = ANY(%s)").format(tables.items)
+    statement = sql.SQL("SELECT id, key FROM {} WHERE id = ANY(%s)").format(version.items)
     return dict(connection.execute(statement, [storable_ids(ids)]).fetchall())
 
 
-def reserve_keys(connection: Connection, tables: Tables, n: int) -> Keys:
+def reserve_keys(connection: Connection, version: Version, n: int) -> Keys:
     """Return ``n`` ascending keys that were never used."""
-    name = sql.SQL("{}::regclass").format(sql.Literal(tables.keys.as_string(None)))
+    name = sql.SQL("{}::regclass").format(sql.Literal(version.keys.as_string(None)))
     row = connection.execute(
         sql.SQL("SELECT setval({0}, nextval({0}) + %s - 1)").format(name), [n]
     ).fetchone()
@@ -110,19 +110,19 @@ def reserve_keys(connection: Connection, tables: Tables, n: int) -> Keys:
     return np.arange(row[0] - n + 1, row[0] + 1, dtype=np.int64)
 
 
-def next_key(connection: Connection, tables: Tables) -> int:
+def next_key(connection: Connection, version: Version) -> int:
     """Return the key of the next item."""
-    statement = sql.SQL("SELECT last_value + is_called::int FROM {}").format(tables.keys)
+    statement = sql.SQL("SELECT last_value + is_called::int FROM {}").format(version.keys)
     row = connection.execute(statement).fetchone()
     assert row is not None
     return int(row[0])
 
 
-def copy_items(connection: Connection, tables: Tables, keys: Keys, items: Sequence[Item]) -> None:
+def copy_items(connection: Connection, version: Version, keys: Keys, items: Sequence[Item]) -> None:
     """Write items in binary."""
     statement = sql.SQL(
         "COPY {} (key, id, view, path, text, image, metadata) FROM STDIN (FORMAT BINARY)"
-    ).format(tables.items)
+    ).format(version.items)
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.set_types(["int8", *["text"] * 5, "jsonb"])
         for key, item in zip(keys.tolist(), items, strict=True):
@@ -130,21 +130,21 @@ def copy_items(connection: Connection, tables: Tables, keys: Keys, items: Sequen
             copy.write_row(row)
 
 
-def delete_items(connection: Connection, tables: Tables, ids: Sequence[str]) -> list[int]:
+def delete_items(connection: Connection, version: Version, ids: Sequence[str]) -> list[int]:
     """Delete items, and with an image its captions; return their keys."""
-    stored = find_keys(connection, tables, ids)
+    stored = find_keys(connection, version, ids)
     for item_id in ids:
         if item_id not in stored:
             raise unknown_item(item_id)
     statement = sql.SQL(
         "DELETE FROM {} WHERE id = ANY(%(ids)s) OR image = ANY(%(ids)s) RETURNING key"
-    ).format(tables.items)
+    ).format(version.items)
     return [row[0] for row in connection.execute(statement, {"ids": list(stored)}).fetchall()]
 
 
 def read_items(
     connection: Connection,
-    tables: Tables,
+    version: Version,
     view: View | None = None,
     *,
     ids: Iterable[str] | None = None,
@@ -157,7 +157,7 @@ def read_items(
         "SELECT {} FROM {} i WHERE key >= %(first)s AND (%(view)s::text IS NULL OR view = %(view)s) "
         "AND (%(ids)s::text[] IS NULL OR id = ANY(%(ids)s)) "
         "AND (%(images)s::text[] IS NULL OR image = ANY(%(images)s)) ORDER BY key LIMIT %(limit)s"
-    ).format(COLUMNS, tables.items)
+    ).format(COLUMNS, version.items)
     values = {
         "first": first,
         "view": view,
@@ -168,19 +168,19 @@ def read_items(
     return [(row[0], make_item(row)) for row in connection.execute(statement, values).fetchall()]
 
 
-def filter_condition(connection: Connection, tables: Tables, where: Filter | None) -> Choice:
+def filter_condition(connection: Connection, version: Version, where: Filter | None) -> Choice:
     """Return a filter as a condition on ``key``."""
     conditions: list[sql.Composable] = [sql.SQL("TRUE")]
     values: dict[str, Any] = {}
     if where is not None and where.ids is not None:
         # Many ids are looked up once here, rather than once for each query.
         conditions.append(sql.SQL("key = ANY(%(keys)s)"))
-        keys = find_keys(connection, tables, where.ids)
+        keys = find_keys(connection, version, where.ids)
         where.check_stored(keys)
         values["keys"] = list(keys.values())
     if where is not None and where.condition is not None:
         metadata = metadata_condition(where.condition, values)
-        conditions.append(sql.SQL("key IN (SELECT i.key FROM {} i WHERE {})").format(tables.items, metadata))
+        conditions.append(sql.SQL("key IN (SELECT i.key FROM {} i WHERE {})").format(version.items, metadata))
     return sql.SQL(" AND ").join(conditions), values
 
 
@@ -227,12 +227,12 @@ def _join(operator: str, nothing: str, parts: Iterable[sql.Composable]) -> sql.C
     )
 
 
-def check_filter_keys(connection: Connection, tables: Tables, where: Filter) -> None:
+def check_filter_keys(connection: Connection, version: Version, where: Filter) -> None:
     """Refuse a filter with a metadata key that no item has; for filters that matched nothing."""
 
     def exists(condition: str, *values: str) -> bool:
         statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(
-            tables.items, sql.SQL(condition)
+            version.items, sql.SQL(condition)
         )
         row = connection.execute(statement, values).fetchone()
         return row is not None and bool(row[0])
@@ -241,7 +241,7 @@ def check_filter_keys(connection: Connection, tables: Tables, where: Filter) -> 
     if all(_is_storable(name) and exists("metadata ? %s", name) for name in required_keys(where.condition)):
         return
     if exists("TRUE"):
-        keys = sql.SQL("SELECT DISTINCT jsonb_object_keys(metadata) FROM {}").format(tables.items)
+        keys = sql.SQL("SELECT DISTINCT jsonb_object_keys(metadata) FROM {}").format(version.items)
         check_metadata_keys(where, [row[0] for row in connection.execute(keys).fetchall()])
 
 
@@ -266,9 +266,6 @@ def _is_storable(text: str) -> bool:
     return _NOT_STORABLE.search(text) is None
 
 
-VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
-"""pgvector's type for each dtype."""
-
 RERANKED = 4
 """Candidates per result of a graph over float16 that are compared again in float32."""
 
@@ -277,19 +274,19 @@ _TRAILER = b"\xff\xff"
 _CHUNK_BYTES = 2**22
 
 
-def copy_vectors(
-    connection: Connection, tables: Tables, task: Task, keys: Keys, vectors: Floats, dtype: str
-) -> None:
+def copy_vectors(connection: Connection, version: Version, task: Task, keys: Keys, vectors: Floats) -> None:
     """Write vectors in binary."""
-    rows = np.zeros(len(keys), _vector_row(vectors.shape[1], dtype))
+    number, width = ">f4" if version.dtype == "float32" else ">f2", vectors.shape[1]
+    head = [("fields", ">i2"), ("key_size", ">i4"), ("key", ">i8"), ("size", ">i4")]
+    rows = np.zeros(len(keys), [*head, ("dimension", ">i2"), ("unused", ">i2"), ("v", number, (width,))])
     rows["fields"], rows["key_size"] = 2, 8
-    rows["size"], rows["dimension"] = 4 + rows["v"].dtype.itemsize * vectors.shape[1], vectors.shape[1]
+    rows["size"], rows["dimension"] = 4 + rows["v"].dtype.itemsize * width, width
     with np.errstate(over="ignore"):  # the server refuses values that are too large for float16
         rows["key"], rows["v"] = keys, vectors
-    _copy_rows(connection, sql.SQL("COPY {} (key, v)").format(tables.vectors(task)), rows)
+    _copy_rows(connection, sql.SQL("COPY {} (key, v)").format(version.vectors(task)), rows)
 
 
-def copy_features(connection: Connection, tables: Tables, view: View, keys: Keys, features: Floats) -> None:
+def copy_features(connection: Connection, version: Version, view: View, keys: Keys, features: Floats) -> None:
     """Write features in binary."""
     width = features.shape[1]
     rows = np.zeros(
@@ -298,37 +295,32 @@ def copy_features(connection: Connection, tables: Tables, view: View, keys: Keys
     )
     rows["fields"], rows["key_size"], rows["size"] = 2, 8, 4 * width
     rows["key"], rows["row"] = keys, features
-    _copy_rows(connection, sql.SQL("COPY {} (key, row)").format(tables.features(view)), rows)
+    _copy_rows(connection, sql.SQL("COPY {} (key, row)").format(version.features(view)), rows)
 
 
 def read_vectors(
-    connection: Connection, tables: Tables, task: Task, dimension: int, dtype: str
-) -> Iterator[tuple[Keys, Floats]]:
-    """Iterate over chunks of all keys and vectors of a task, in the order of the keys."""
-    row = _vector_row(dimension, dtype)
-    statement = sql.SQL("COPY (SELECT key, v FROM {} ORDER BY key) TO STDOUT (FORMAT BINARY)").format(
-        tables.vectors(task)
+    connection: Connection, version: Version, task: Task, first: int, limit: int
+) -> tuple[list[tuple[int, Item]], Floats]:
+    """Return keys and items of a task with their vectors, from the key ``first`` on."""
+    statement = sql.SQL(
+        "SELECT {}, {}(v) FROM {} JOIN {} i USING (key) WHERE key >= %s ORDER BY key LIMIT %s"
+    ).format(COLUMNS, sql.Identifier(f"{version.kind}_send"), version.vectors(task), version.items)
+    with connection.cursor(binary=True) as cursor:
+        rows = cursor.execute(statement, [first, limit]).fetchall()
+    stored = np.dtype(version.dtype)
+    vector = "v", stored.newbyteorder(">"), (version.dimensions[task],)
+    packed = np.frombuffer(
+        b"".join(row[-1] for row in rows), [("dimension", ">i2"), ("unused", ">i2"), vector]
     )
-    content, has_header = bytearray(), True
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        for part in copy:
-            content += part
-            if has_header and len(content) >= len(_HEADER):
-                del content[: len(_HEADER)]
-                has_header = False
-            if not has_header and len(content) > max(_CHUNK_BYTES, row.itemsize):
-                whole = len(content) // row.itemsize * row.itemsize
-                yield _unpack_vectors(bytes(content[:whole]), row, dimension)
-                del content[:whole]
-    yield _unpack_vectors(bytes(content[: -len(_TRAILER)]), row, dimension)
+    return [(row[0], make_item(row[:-1])) for row in rows], packed["v"].astype(stored)
 
 
 def read_features(
-    connection: Connection, tables: Tables, view: View, ids: Iterable[str], width: int
+    connection: Connection, version: Version, view: View, ids: Iterable[str], width: int
 ) -> dict[str, Floats]:
     """Return the stored features of some items by id."""
     statement = sql.SQL("SELECT id, row FROM {} JOIN {} USING (key) WHERE id = ANY(%s)").format(
-        tables.items, tables.features(view)
+        version.items, version.features(view)
     )
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(statement, [storable_ids(ids)]).fetchall()
@@ -339,32 +331,31 @@ def read_features(
     return {item_id: np.frombuffer(row, "<f4").astype(np.float32, copy=False) for item_id, row in rows}
 
 
-def delete_vectors(connection: Connection, tables: Tables, keys: Sequence[int], *, features: bool) -> None:
+def delete_vectors(connection: Connection, version: Version, keys: Sequence[int], *, features: bool) -> None:
     """Delete the vectors of some items, and with ``features`` those too."""
-    stored = [tables.features(view) for view in VIEWS] if features else []
-    for table in (*(tables.vectors(task) for task in TASKS), *stored):
+    stored = [version.features(view) for view in VIEWS] if features else []
+    for table in (*(version.vectors(task) for task in TASKS), *stored):
         connection.execute(sql.SQL("DELETE FROM {} WHERE key = ANY(%s)").format(table), [list(keys)])
 
 
 def search_vectors(
     connection: Connection,
-    tables: Tables,
+    version: Version,
     task: Task,
     queries: Floats,
     k: int,
     condition: Choice,
-    dtype: str,
     *,
     graph: bool,
 ) -> list[list[Row]]:
     """Return the rows of the k nearest items for each query: ``COLUMNS`` and the inner product."""
     where, values = condition
-    vector = Vector if dtype == "float32" else HalfVector
+    vector = Vector if version.dtype == "float32" else HalfVector
     vectors = [vector(query) for query in queries]
 
     def search(places: list[int], size: int, *, graph: bool = graph) -> list[list[Row]]:
         limits = {"k": min(size, 2**31), "candidates": RERANKED * min(size, 2**28)}
-        statement = search_statement(tables, task, where, queries.shape[1], dtype, graph=graph)
+        statement = search_statement(version, task, where, graph=graph)
         parameters = [values | limits | {"query": vectors[place]} for place in places]
         results = _execute_many(connection, statement, parameters)
         if graph:
@@ -379,20 +370,17 @@ def search_vectors(
     return search_in_steps(search, lambda row: int(row[0]), len(queries), k)
 
 
-def search_statement(
-    tables: Tables, task: Task, where: sql.Composable, dimension: int, dtype: str, *, graph: bool
-) -> sql.Composed:
+def search_statement(version: Version, task: Task, where: sql.Composable, *, graph: bool) -> sql.Composed:
     """Return the SQL of a search, with placeholders ``query``, ``k`` and ``candidates``."""
-    kind = VECTOR_TYPES[dtype]
     # The server uses a graph only for an ORDER BY with the graph's own operator.
     order: sql.Composable = sql.SQL("ORDER BY score DESC, key LIMIT %(k)s")
-    source: sql.Composable = tables.vectors(task)
+    source: sql.Composable = version.vectors(task)
     if graph:
         nearest = sql.SQL("{} <#> {}").format(
-            cast_for_graph(kind, dimension, sql.Identifier("v")),
-            cast_for_graph(kind, dimension, sql.SQL("%(query)b")),
+            cast_for_graph(version, task, sql.Identifier("v")),
+            cast_for_graph(version, task, sql.SQL("%(query)b")),
         )
-        if kind == "vector" and dimension > MAX_GRAPH_DIMENSION["vector"]:
+        if version.kind == "vector" and version.dimensions[task] > MAX_GRAPH_DIMENSION["vector"]:
             source = sql.SQL("(SELECT key, v FROM {} WHERE {} ORDER BY {} LIMIT %(candidates)s)").format(
                 source, where, nearest
             )
@@ -402,7 +390,7 @@ def search_statement(
     return sql.SQL(
         "SELECT {columns}, f.score FROM (SELECT key, -(v <#> %(query)b) AS score FROM {source} c "
         "WHERE {where} {order}) f JOIN {items} i USING (key) ORDER BY f.score DESC, key"
-    ).format(columns=COLUMNS, source=source, where=where, order=order, items=tables.items)
+    ).format(columns=COLUMNS, source=source, where=where, order=order, items=version.items)
 
 
 def _execute_many(
@@ -416,27 +404,6 @@ def _execute_many(
         while cursor.nextset():
             results.append(cursor.fetchall())
     return results
-
-
-def _vector_row(dimension: int, dtype: str) -> np.dtype[Any]:
-    """Return the binary format of a row of vectors in PostgreSQL's COPY."""
-    number = ">f4" if dtype == "float32" else ">f2"
-    return np.dtype(
-        [
-            *(("fields", ">i2"), ("key_size", ">i4"), ("key", ">i8")),
-            *(("size", ">i4"), ("dimension", ">i2"), ("unused", ">i2"), ("v", number, (dimension,))),
-        ]
-    )
-
-
-def _unpack_vectors(content: bytes, row: np.dtype[Any], dimension: int) -> tuple[Keys, Floats]:
-    rows = np.frombuffer(content, row) if len(content) % row.itemsize == 0 else np.empty(0, row)
-    if len(rows) * row.itemsize != len(content) or np.any(rows["dimension"] != dimension):
-        raise InputError(
-            f"the database holds vectors of another length than the model's {dimension}; refit the model."
-        )
-    native = row["v"].base.newbyteorder("=")
-    return rows["key"].astype(np.int64), rows["v"].astype(native)
 
 
 def _copy_rows(connection: Connection, head: sql.Composable, rows: np.ndarray[Any, Any]) -> None:

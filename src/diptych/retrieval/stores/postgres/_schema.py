@@ -4,7 +4,7 @@
 ``schema_version``    number of the last migration
 ``versions``          one row for each model version, with what its tables contain
 ``files``             the files of each version's model, in pieces
-``current_version``   a single row: the version in use and the one before
+``current_version``   a single row: the version in use
 ``batches``           tokens of finished writes, so that none is repeated
 ``items_N``           the items that were loaded with version N; refits of N share them
 ``image_features_N``  their features, and ``text_features_N``
@@ -14,16 +14,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.errors import InsufficientPrivilege, UndefinedFile
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable, UndefinedFile
 
 from diptych._checks import TASKS, InputError, Task
 from diptych.retrieval._items import VIEWS, View
+from diptych.retrieval.stores._base import Contents
 from diptych.retrieval.stores.postgres._connection import Address, Connection
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -61,6 +63,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             END LOOP; END $$""",
         "ALTER TABLE {schema}.current_version DROP COLUMN changes",
     ),
+    # the previous version was kept until the next switch
+    ("ALTER TABLE {schema}.current_version DROP COLUMN previous",),
 )
 """Statements that lead from each version of the schema to the next; released ones are never changed."""
 
@@ -160,16 +164,32 @@ def _check_encoding(connection: Connection, address: Address) -> None:
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Names of the tables of one model version."""
+class Version:
+    """A stored model version: what its tables contain, and their names."""
 
     schema: str
-    version: int
+    number: int
     generation: int  # the version with which the items were loaded; its refits share them
+    dtype: str
+    graph: bool
+    keeps_features: bool
+    dimensions: Mapping[Task, int]  # columns of the vectors
+    widths: Mapping[View, int]  # columns of the features
+    first_new_key: int | None = None  # items with smaller keys were there when the model was fitted
+
+    @property
+    def name(self) -> str:
+        """The name by which callers of the store know it."""
+        return str(self.number)
+
+    @property
+    def kind(self) -> str:
+        """Pgvector's type of the vectors."""
+        return "vector" if self.dtype == "float32" else "halfvec"
 
     def vectors(self, task: Task) -> sql.Identifier:
         """Return the table of a task's vectors: key, vector."""
-        return sql.Identifier(self.schema, f"{task}_{self.version}")
+        return sql.Identifier(self.schema, f"{task}_{self.number}")
 
     def features(self, view: View) -> sql.Identifier:
         """Return the table of a view's features: key, float32 bytes."""
@@ -185,50 +205,124 @@ class Tables:
         """The sequence of the items' keys."""
         return sql.Identifier(self.schema, f"items_{self.generation}_keys")
 
-    def drop(self, connection: Connection, *, items: bool) -> None:
-        """Drop those tables that exist; with ``items``, also those that refits share."""
-        shared = [self.items, *(self.features(view) for view in VIEWS)] if items else []
-        for table in (*(self.vectors(task) for task in TASKS), *shared):
-            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+
+_COLUMNS = sql.SQL("id, coalesce(items, id), dtype, graph, keeps_features, dimensions, widths, first_new_key")
 
 
-def create_items(connection: Connection, tables: Tables) -> None:
+def _make_version(schema: str, row: tuple[Any, ...]) -> Version:
+    number, generation, dtype, graph, keeps_features, dimensions, widths, first_new_key = row
+    columns = dict(zip(TASKS, dimensions, strict=True)), dict(zip(VIEWS, widths, strict=True))
+    return Version(schema, number, generation, dtype, graph, keeps_features, *columns, first_new_key)
+
+
+def read_version(connection: Connection, schema: str) -> Version | None:
+    """Return the version in use; None if no model has been stored."""
+    statement = sql.SQL("SELECT {1} FROM {0}.current_version c LEFT JOIN {0}.versions v ON v.id = c.version")
+    row = connection.execute(statement.format(sql.Identifier(schema), _COLUMNS)).fetchone()
+    if row is None:
+        raise InputError(
+            f"the table current_version of the schema {schema!r} is empty; restore the database."
+        )
+    return None if row[0] is None else _make_version(schema, row)
+
+
+def insert_version(
+    connection: Connection, schema: str, contents: Contents, dtype: str, graph: bool, previous: Version | None
+) -> Version:
+    """Insert a new version, which is not in use yet; ``previous`` is the one whose items it shares."""
+    statement = sql.SQL(
+        "INSERT INTO {}.versions (items, dtype, graph, keeps_features, dimensions, widths) "
+        "VALUES (%s, %s, %s, %s, %s, %s) RETURNING {}"
+    ).format(sql.Identifier(schema), _COLUMNS)
+    values = [
+        None if previous is None else previous.generation,
+        dtype,
+        graph,
+        contents.keep_features if previous is None else previous.keeps_features,
+        [contents.dimensions[task] for task in TASKS],
+        [contents.widths[view] for view in VIEWS],
+    ]
+    row = connection.execute(statement, values).fetchone()
+    assert row is not None
+    return _make_version(schema, row)
+
+
+def put_in_use(connection: Connection, version: Version, first_new_key: int) -> None:
+    """Put a version in place of the one in use, in one step."""
+    schema = sql.Identifier(version.schema)
+    with connection.transaction():
+        connection.execute(
+            sql.SQL("UPDATE {}.versions SET first_new_key = %s WHERE id = %s").format(schema),
+            [first_new_key, version.number],
+        )
+        connection.execute(
+            sql.SQL("UPDATE {}.current_version SET version = %s").format(schema), [version.number]
+        )
+
+
+def drop_unused(connection: Connection, schema: str, *, wait: bool = True) -> None:
+    """Drop all versions but the one in use.
+
+    Without ``wait``, versions that somebody reads now are left for the next time.
+    """
+    current, versions = read_version(connection, schema), sql.Identifier(schema, "versions")
+    rows = connection.execute(sql.SQL("SELECT {} FROM {}").format(_COLUMNS, versions)).fetchall()
+    for version in (_make_version(schema, row) for row in rows):
+        if current is not None and version.number == current.number:
+            continue
+        tables = [version.vectors(task) for task in TASKS]
+        if current is None or version.generation != current.generation:
+            tables += [version.items, *(version.features(view) for view in VIEWS)]
+        with suppress(LockNotAvailable), connection.transaction():
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", ["0" if wait else "200ms"])
+            for table in tables:
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+            connection.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(versions), [version.number])
+
+
+def create_items(connection: Connection, version: Version) -> None:
     """Create the tables of items and features, and the sequence of their keys."""
     connection.execute(
         sql.SQL(
             "CREATE TABLE {} (key bigint NOT NULL, id text NOT NULL, view text NOT NULL, path text, "
             "text text, image text, metadata jsonb NOT NULL)"
-        ).format(tables.items)
+        ).format(version.items)
     )
     connection.execute(
         sql.SQL("CREATE SEQUENCE {} MINVALUE 0 OWNED BY {}.{}").format(
-            tables.keys, tables.items, sql.Identifier("key")
+            version.keys, version.items, sql.Identifier("key")
         )
     )
     for view in VIEWS:
-        table = tables.features(view)
+        table = version.features(view)
         connection.execute(sql.SQL("CREATE TABLE {} (key bigint NOT NULL, row bytea NOT NULL)").format(table))
         # Features do not compress, so the server should not try.
         connection.execute(sql.SQL("ALTER TABLE {} ALTER row SET STORAGE EXTERNAL").format(table))
 
 
-def create_vectors(connection: Connection, tables: Tables, task: Task, kind: str, dimension: int) -> None:
-    """Create the table of a task's vectors, a column of type ``kind``."""
+def create_vectors(connection: Connection, version: Version, task: Task) -> None:
+    """Create the table of a task's vectors."""
+    dimension, longest = version.dimensions[task], MAX_GRAPH_DIMENSION["halfvec"]
     if dimension > MAX_DIMENSION:
         raise InputError(
             f"vectors with {dimension} columns are too long for pgvector (at most {MAX_DIMENSION}); set "
             "n_components."
+        )
+    if version.graph and dimension > longest:
+        raise InputError(
+            f"vectors with {dimension} columns are too long for an HNSW graph in PostgreSQL (at most "
+            f"{longest}); set n_components, or leave out index=hnsw to search exactly."
         )
     connection.execute(
         # Vectors stay in their rows as long as they fit into a page: fetching each from a separate table
         # would make an exact search several times slower.
         sql.SQL(
             "CREATE TABLE {} (key bigint NOT NULL, v {}({}) NOT NULL) WITH (toast_tuple_target = 8160)"
-        ).format(tables.vectors(task), sql.SQL(kind), sql.Literal(dimension))
+        ).format(version.vectors(task), sql.SQL(version.kind), sql.Literal(dimension))
     )
 
 
-def index_items(connection: Connection, tables: Tables) -> None:
+def index_items(connection: Connection, version: Version) -> None:
     """Index items and features, after they are loaded."""
     for statement in (
         "ALTER TABLE {} ADD PRIMARY KEY (key)",
@@ -237,35 +331,25 @@ def index_items(connection: Connection, tables: Tables) -> None:
         "CREATE INDEX ON {} USING gin (metadata jsonb_path_ops)",
         "ANALYZE {}",
     ):
-        connection.execute(sql.SQL(statement).format(tables.items))
+        connection.execute(sql.SQL(statement).format(version.items))
     for view in VIEWS:
-        connection.execute(sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (key)").format(tables.features(view)))
+        connection.execute(sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (key)").format(version.features(view)))
 
 
-def index_vectors(connection: Connection, tables: Tables, task: Task) -> None:
-    """Index vectors by key, after they are loaded."""
+def index_vectors(connection: Connection, version: Version, task: Task, address: Address) -> None:
+    """Index vectors by key, after they are loaded, and build a graph over them if the version has one.
+
+    It compares float16 where the vectors are too long for float32.
+    """
     for statement in ("ALTER TABLE {} ADD PRIMARY KEY (key)", "ANALYZE {}"):
-        connection.execute(sql.SQL(statement).format(tables.vectors(task)))
-
-
-def check_graph(dimension: int) -> None:
-    """Refuse vectors that are too long for a graph."""
-    if dimension > MAX_GRAPH_DIMENSION["halfvec"]:
-        raise InputError(
-            f"vectors with {dimension} columns are too long for an HNSW graph in PostgreSQL (at most "
-            f"{MAX_GRAPH_DIMENSION['halfvec']}); set n_components, or leave out index=hnsw to search exactly."
-        )
-
-
-def build_graph(
-    connection: Connection, tables: Tables, task: Task, kind: str, dimension: int, address: Address
-) -> None:
-    """Build an HNSW graph over a task's vectors, in float16 where they are too long for float32."""
-    half = kind == "halfvec" or dimension > MAX_GRAPH_DIMENSION["vector"]
+        connection.execute(sql.SQL(statement).format(version.vectors(task)))
+    if not version.graph:
+        return
+    half = version.kind == "halfvec" or version.dimensions[task] > MAX_GRAPH_DIMENSION["vector"]
     connection.execute(
         sql.SQL("CREATE INDEX ON {} USING hnsw (({}) {}) WITH (m = {}, ef_construction = {})").format(
-            tables.vectors(task),
-            cast_for_graph(kind, dimension, sql.Identifier("v")),
+            version.vectors(task),
+            cast_for_graph(version, task, sql.Identifier("v")),
             sql.SQL("halfvec_ip_ops" if half else "vector_ip_ops"),
             sql.Literal(address.m),
             sql.Literal(max(address.ef_construction, 2 * address.m)),
@@ -273,8 +357,9 @@ def build_graph(
     )
 
 
-def cast_for_graph(kind: str, dimension: int, vector: sql.Composable) -> sql.Composable:
+def cast_for_graph(version: Version, task: Task, vector: sql.Composable) -> sql.Composable:
     """Return the SQL of a vector as a graph compares it."""
-    if kind == "halfvec" or dimension <= MAX_GRAPH_DIMENSION["vector"]:
+    dimension = version.dimensions[task]
+    if version.kind == "halfvec" or dimension <= MAX_GRAPH_DIMENSION["vector"]:
         return vector
     return sql.SQL("{}::halfvec({})").format(vector, sql.Literal(dimension))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
+import psycopg
 from psycopg import sql
 from psycopg.errors import UndefinedTable
 
-from diptych._checks import InputError, Task, check_choice
+from diptych._checks import TASKS, InputError, Task, check_choice
 from diptych.retrieval._filters import Filter
-from diptych.retrieval._items import SEARCHED, Item, View, check_unique
+from diptych.retrieval._items import SEARCHED, TASK_OF, Item, View, check_unique
 from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
@@ -23,24 +25,34 @@ from diptych.retrieval.stores.postgres._rows import (
     check_filter_keys,
     check_not_stored,
     check_storable,
+    copy_features,
+    copy_items,
+    copy_vectors,
     delete_items,
     delete_vectors,
     filter_condition,
+    find_keys,
     make_item,
     next_key,
     read_features,
     read_items,
     read_vectors,
+    reserve_keys,
     search_vectors,
 )
-from diptych.retrieval.stores.postgres._schema import NoModelError, exclusive, lock_writes, migrate
-from diptych.retrieval.stores.postgres._versions import (
+from diptych.retrieval.stores.postgres._schema import (
+    NoModelError,
     Version,
+    create_items,
+    create_vectors,
     drop_unused,
-    insert_block,
-    load_version,
-    query_version,
-    read_files,
+    exclusive,
+    index_items,
+    index_vectors,
+    insert_version,
+    lock_writes,
+    migrate,
+    put_in_use,
     read_version,
 )
 
@@ -51,6 +63,12 @@ PAGE = 2000
 
 TOKENS_KEPT = "1 day"
 """How long the tokens of finished writes are kept: longer than any connection is retried."""
+
+PIECE_BYTES = 2**22
+"""Bytes of a file in one row."""
+
+SAMPLE_QUERIES = 50
+"""Queries that the recall of a graph is measured with."""
 
 
 class PostgresStore:
@@ -88,7 +106,7 @@ class PostgresStore:
         """Return the current state; a store opened with ``create`` creates its tables first."""
 
         def query(connection: Connection, version: Version) -> State:
-            return State(version.name, next_key(connection, version.tables))
+            return State(version.name, next_key(connection, version))
 
         try:
             return self._read(query)
@@ -103,12 +121,10 @@ class PostgresStore:
         """Return the k items with the largest inner products for each query, largest first."""
 
         def query(connection: Connection, current: Version) -> list[list[tuple[Item, float]]]:
-            tables, condition = current.tables, filter_condition(connection, current.tables, where)
-            results = search_vectors(
-                connection, tables, task, queries, k, condition, current.dtype, graph=current.graph
-            )
+            condition = filter_condition(connection, current, where)
+            results = search_vectors(connection, current, task, queries, k, condition, graph=current.graph)
             if where is not None and not any(results):
-                check_filter_keys(connection, tables, where)
+                check_filter_keys(connection, current, where)
             return [[(make_item(row[:-1]), row[-1]) for row in rows] for rows in results]
 
         return self._read(query, version)
@@ -123,9 +139,9 @@ class PostgresStore:
             current = self._refresh(connection)
             if current.name != version:
                 raise ModelChanged
-            check_not_stored(connection, current.tables, items)
+            check_not_stored(connection, current, items)
             for block in blocks:
-                insert_block(connection, current, block)
+                _insert_block(connection, current, block)
 
         self._write(write)
 
@@ -134,8 +150,8 @@ class PostgresStore:
 
         def write(connection: Connection) -> int:
             current = self._refresh(connection)
-            keys = delete_items(connection, current.tables, ids)
-            delete_vectors(connection, current.tables, keys, features=current.keeps_features)
+            keys = delete_items(connection, current, ids)
+            delete_vectors(connection, current, keys, features=current.keeps_features)
             return len(keys)
 
         return self._write(write) if ids else 0
@@ -153,7 +169,7 @@ class PostgresStore:
 
         def query(connection: Connection, current: Version) -> list[tuple[int, Item]]:
             start = max(first, current.first_new_key or 0) if new else first
-            return read_items(connection, current.tables, view, ids=ids, image=image, first=start, limit=PAGE)
+            return read_items(connection, current, view, ids=ids, image=image, first=start, limit=PAGE)
 
         while page := self._read(query):
             yield from (item for _, item in page)
@@ -165,40 +181,33 @@ class PostgresStore:
         """Return the number of items, of one view or of both."""
 
         def query(connection: Connection, current: Version) -> int:
-            condition = sql.SQL("TRUE" if view is None else "view = %s")
-            statement = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(current.tables.items, condition)
-            row = connection.execute(statement, [] if view is None else [view]).fetchone()
+            statement = sql.SQL("SELECT count(*) FROM {} WHERE view = coalesce(%s, view)")
+            row = connection.execute(statement.format(current.items), [view]).fetchone()
             return int(row[0]) if row else 0
 
         return self._read(query)
 
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
         """Iterate over all items of a task with their vectors, in order of addition."""
-        view = SEARCHED[task]
+        first = 0
 
-        def query(connection: Connection, current: Version) -> list[Block]:
-            statement = sql.SQL("SELECT count(*) FROM {}").format(current.tables.vectors(task))
-            row = connection.execute(statement).fetchone()
-            size = 4 * (row[0] if row else 0) * current.dimensions[task]
-            if size > self._address.max_memory:
-                raise InputError(
-                    f"this reads all vectors into memory, {size} bytes; at most {self._address.max_memory} "
-                    "are read. Allow more with ?max_memory=."
-                )
-            chunks = list(
-                read_vectors(connection, current.tables, task, current.dimensions[task], current.dtype)
-            )
-            items = dict(read_items(connection, current.tables, view))
-            return [Block(view, [items[key] for key in keys.tolist()], vectors) for keys, vectors in chunks]
+        def query(connection: Connection, current: Version) -> tuple[list[tuple[int, Item]], Floats]:
+            return read_vectors(connection, current, task, first, PAGE)
 
-        return iter(self._read(query, version, pipeline=False))  # COPY does not work in a pipeline
+        while True:
+            page, vectors = self._read(query, version)
+            if page:
+                yield Block(SEARCHED[task], [item for _, item in page], vectors)
+            if len(page) < PAGE:
+                return
+            first = page[-1][0] + 1
 
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
         """Return stored features in the order of ``ids``; None if those of one item are not stored."""
 
         def query(connection: Connection, current: Version) -> Floats | None:
             width = current.widths[view]
-            rows = read_features(connection, current.tables, view, ids, width)
+            rows = read_features(connection, current, view, ids, width)
             if not all(item_id in rows for item_id in ids):
                 return None
             return np.array([rows[item_id] for item_id in ids], np.float32).reshape(len(ids), width)
@@ -209,10 +218,10 @@ class PostgresStore:
         """Write the stored files of the model with these names to a folder; return the version."""
 
         def query(connection: Connection, current: Version) -> str:
-            read_files(connection, self._address, current, names, folder)
+            _read_files(connection, self._address, current, names, folder)
             return current.name
 
-        return self._read(query, pipeline=False)
+        return self._read(query)
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> PostgresStore:
         """Load a model and all vectors beside the stored ones, then put them in use in one step."""
@@ -229,7 +238,7 @@ class PostgresStore:
                     previous = None if version is None else current
                     # A store that was opened to be read keeps its dtype when it is fitted again.
                     dtype = self._new_dtype if self._create or current is None else current.dtype
-                    load_version(connection, self._address, make(), dtype, previous, names.append)
+                    _load_version(connection, self._address, make(), dtype, previous, names.append)
                 self._refresh(connection)
 
         self._connections.run(attempt, share=True)
@@ -244,50 +253,30 @@ class PostgresStore:
         self.kind = "postgresql, hnsw" if version.graph else "postgresql"
         return version
 
-    def _read(
-        self,
-        query: Callable[[Connection, Version], T],
-        version: str | None = None,
-        *,
-        pipeline: bool = True,
-    ) -> T:
+    def _read(self, query: Callable[[Connection, Version], T], version: str | None = None) -> T:
         """Call ``query`` within one snapshot of the database, with the version that is in use there.
 
-        In a pipeline, statements are sent before the answer about the version arrives, which saves a round
-        trip. The result counts only if the version turns out to be the expected one. Otherwise the query is
-        repeated with the new version, or ``ModelChanged`` is raised where the caller needs a certain one.
+        ``ModelChanged`` if that is not the ``version`` of the caller.
         """
 
         def attempt(connection: Connection) -> T:
-            current = self._version or self._refresh(connection)
+            previous: Version | None = None
             while True:
-                if version is not None and current.name != version:
-                    current = self._refresh(connection)
-                    if current.name != version:
-                        raise ModelChanged
-                missing = ""
-                refused: InputError | None = None
+                current = None
                 try:
-                    with ExitStack() as stack:
-                        if pipeline:
-                            stack.enter_context(connection.pipeline())
-                        stack.enter_context(connection.transaction())
+                    with connection.pipeline(), connection.transaction():
                         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                        in_use = query_version(connection, self._address.schema)
-                        try:
-                            result = query(connection, current)
-                        except InputError as error:
-                            refused = error
-                        row = in_use.fetchone()
-                        if row is not None and row[0] == current.tables.version:
-                            if refused is not None:
-                                raise refused
-                            return result
-                except UndefinedTable as error:  # the version was replaced twice since it was read
-                    missing = str(error.diag.message_primary)
-                previous, current = current, self._refresh(connection)
-                if missing and current == previous:
-                    raise InputError(f"{missing} in {self.address}; restore the table, or fit again.")
+                        current = self._refresh(connection)
+                        if version not in (None, current.name):
+                            raise ModelChanged
+                        return query(connection, current)
+                except UndefinedTable as error:  # another version came into use, and this one was dropped
+                    if current is None or current == previous:
+                        reason = error.diag.message_primary
+                        raise InputError(
+                            f"{reason} in {self.address}; restore the table, or fit again."
+                        ) from None
+                    previous = current
 
         return self._connections.run(attempt)
 
@@ -315,3 +304,144 @@ class PostgresStore:
             return results[0]
 
         return self._connections.run(attempt)
+
+
+def _read_files(
+    connection: Connection, address: Address, version: Version, names: Sequence[str], folder: Path
+) -> None:
+    """Write those files of a version's model that have one of these names to a folder, piece by piece.
+
+    Rows with other names are ignored, so that a database cannot choose where files are written.
+    """
+    schema = sql.Identifier(address.schema)
+    statement = sql.SQL(
+        "SELECT name, count(*), sum(octet_length(content)) FROM {}.files "
+        "WHERE version = %s AND name = ANY(%s) GROUP BY name"
+    ).format(schema)
+    number = version.number
+    files = connection.execute(statement, [number, list(names)]).fetchall()
+    size = sum(int(size) for _, _, size in files)
+    if size > address.max_model:
+        raise InputError(
+            f"the model in {address.public} takes {size} bytes; at most {address.max_model} are read. Allow "
+            "more with ?max_model=."
+        )
+    statement = sql.SQL(
+        "SELECT content FROM {}.files WHERE version = %s AND name = %s AND number = %s"
+    ).format(schema)
+    with connection.cursor(binary=True) as cursor:
+        for name, pieces, _ in files:
+            (folder / name).parent.mkdir(exist_ok=True)
+            with open(folder / name, "wb") as file:
+                for piece in range(pieces):
+                    row = cursor.execute(statement, [number, name, piece]).fetchone()
+                    file.write(row[0] if row else b"")
+
+
+def _load_version(
+    connection: Connection,
+    address: Address,
+    contents: Contents,
+    dtype: str,
+    previous: Version | None,
+    on_begin: Callable[[str], None],
+) -> None:
+    """Load a version and put it in use; for callers within ``exclusive``.
+
+    ``previous`` is the version whose items and dtype stay; None: the contents bring new items. ``on_begin``
+    is called with the name of the new version before it can be in use.
+    """
+    schema, graph = address.schema, address.index == "hnsw"
+    if previous is not None:
+        dtype, graph = previous.dtype, graph if address.index else previous.graph
+    new = insert_version(connection, schema, contents, dtype, graph, previous)
+    on_begin(new.name)
+    try:
+        _fill_tables(connection, address, contents, new, previous)
+        _write_files(connection, contents, new, previous)
+        first_new_key = next_key(connection, new)
+    except BaseException:
+        with suppress(psycopg.Error):
+            drop_unused(connection, schema, wait=False)
+        raise
+    put_in_use(connection, new, first_new_key)
+    with suppress(psycopg.Error):  # whatever remains is dropped next time
+        drop_unused(connection, schema, wait=False)
+
+
+def _insert_block(connection: Connection, version: Version, block: Block) -> None:
+    """Insert items with their vectors, and their features where the version keeps them."""
+    if not block.items:
+        return
+    keys = reserve_keys(connection, version, len(block.items))
+    copy_items(connection, version, keys, block.items)
+    if version.keeps_features and block.features is not None:
+        copy_features(connection, version, block.view, keys, np.asarray(block.features, np.float32))
+    copy_vectors(connection, version, TASK_OF[block.view], keys, block.vectors)
+
+
+def _fill_tables(
+    connection: Connection, address: Address, contents: Contents, new: Version, previous: Version | None
+) -> None:
+    with connection.transaction():
+        for task in TASKS:
+            create_vectors(connection, new, task)
+        if previous is None:
+            create_items(connection, new)
+    items: list[Item] = []
+    for block in contents.blocks:
+        if previous is None:
+            check_storable(block.items, address.max_item)
+            items += block.items
+        with connection.transaction():
+            # The switch waits for the disk, and with it for everything before.
+            connection.execute("SET LOCAL synchronous_commit = off")
+            if previous is None:
+                _insert_block(connection, new, block)
+            else:
+                stored = find_keys(connection, new, [item.id for item in block.items])
+                keys = np.array([stored[item.id] for item in block.items], np.int64)
+                copy_vectors(connection, new, TASK_OF[block.view], keys, block.vectors)
+    if previous is None:
+        check_unique(items)
+        index_items(connection, new)
+    for task in TASKS:
+        index_vectors(connection, new, task, address)
+        queries = contents.sample_queries(task, SAMPLE_QUERIES) if new.graph else None
+        if queries is not None:
+            contents.report_recall(task, _measure_recall(connection, new, task, queries))
+
+
+def _measure_recall(connection: Connection, version: Version, task: Task, queries: Floats) -> float:
+    """Return the share of the exact ten nearest items that the graph finds."""
+    everything = sql.SQL("TRUE"), dict[str, object]()
+    exact, nearest = (
+        [
+            {row[0] for row in rows}
+            for rows in search_vectors(connection, version, task, queries, 10, everything, graph=graph)
+        ]
+        for graph in (False, True)
+    )
+    total = sum(map(len, exact))
+    return sum(len(a & b) for a, b in zip(exact, nearest, strict=True)) / total if total else 1.0
+
+
+def _write_files(connection: Connection, contents: Contents, new: Version, previous: Version | None) -> None:
+    """Store the files of a model; those that it does not write are copied from the previous version."""
+    schema, number = sql.Identifier(new.schema), new.number
+    insert = sql.SQL("INSERT INTO {}.files VALUES (%s, %s, %s, %b)").format(schema)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        contents.write_model(folder)
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        with connection.transaction():
+            for name, path in files.items():
+                with open(path, "rb") as file:
+                    for place, piece in enumerate(iter(partial(file.read, PIECE_BYTES), b"")):
+                        connection.execute(insert, [number, name, place, piece])
+            if previous is not None:
+                copy = sql.SQL(
+                    "INSERT INTO {0}.files SELECT %s, name, number, content FROM {0}.files "
+                    "WHERE version = %s AND name <> ALL(%s)"
+                ).format(schema)
+                connection.execute(copy, [number, previous.number, list(files)])

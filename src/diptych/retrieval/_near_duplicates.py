@@ -172,8 +172,8 @@ def _read_features(searcher: Searcher, view: View) -> Iterator[tuple[Sequence[It
     store, layout = searcher.store, searcher.fitted.layout(view)
     if not store.keeps_features:
         raise _NotKeptError
-    every = store.items(view)
-    while items := list(itertools.islice(every, BLOCK)):
+    remaining = store.items(view)
+    while items := list(itertools.islice(remaining, BLOCK)):
         features = store.features(view, [item.id for item in items])
         if features is None:
             raise _NotKeptError

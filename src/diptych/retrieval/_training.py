@@ -36,6 +36,7 @@ from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._streaming import ArrayBlocks, Preparation, sum_blocks
 from diptych.cca.selection import holdout_size
+from diptych.cca.selection._grids import Path as SelectionPath
 from diptych.cca.selection._grids import hold_out
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._duplicates import find_near_duplicates
@@ -47,9 +48,9 @@ from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calib
 from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
-from diptych.retrieval._fitted import Fitted
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
+from diptych.retrieval._searcher import Fitted
 
 _HELD_OUT = 0.2
 """Share of the training images that probabilities are measured on, where there is no validation split."""
@@ -68,6 +69,14 @@ Unseen: TypeAlias = tuple[FittedAWCCA | FittedFusion, Part]
 
 Watch: TypeAlias = Callable[[str, Progress], None]
 """A function that is called with what is being encoded, and the progress."""
+
+
+@contextmanager
+def measure_seconds(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add how long a ``with`` block took to ``seconds``, under a name."""
+    start = time.perf_counter()
+    yield
+    seconds[name] = round(time.perf_counter() - start, 3)
 
 
 @contextmanager
@@ -96,17 +105,14 @@ def encode_views(
         raise InputError(
             f"there is no {names.of(missing)} encoder for these pairs; give one, or fit on features."
         )
-    seconds = {}
+    seconds: dict[str, float] = {}
+    what = plural(names.image), plural(names.caption)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder) if folder is not None else Path(scratch)
-        start = time.perf_counter()
-        with _watch_encoding(plural(names.image), watch) as progress:
+        with measure_seconds(seconds, f"encoding {what[0]}"), _watch_encoding(what[0], watch) as progress:
             images = encode_images(dataset, encoders.image, place / "images", progress=progress)
-        seconds[f"encoding {plural(names.image)}"] = round(time.perf_counter() - start, 3)
-        start = time.perf_counter()
-        with _watch_encoding(plural(names.caption), watch) as progress:
+        with measure_seconds(seconds, f"encoding {what[1]}"), _watch_encoding(what[1], watch) as progress:
             texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
-        seconds[f"encoding {plural(names.caption)}"] = round(time.perf_counter() - start, 3)
         skipped = images.skipped
         listed = "; diptych check lists all of them" if names.image == "image" else ""
         if not images.ids:
@@ -145,35 +151,29 @@ def fit_model(
     ``layout`` has names and widths of the feature blocks that lie side by side in a view; the other options
     are as ``AWCCA.fit`` takes them.
     """
-    layout = layout or {}
+    layout, seconds = layout or {}, dict(views.seconds)
     _check_layout(layout, views)
-    start, splits = time.perf_counter(), _split_views(views)
-    _warn_if_few(len(splits.training[1]))
-    leaks = _find_leaks(splits)
-    where = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
-    if isinstance(model, Fusion):
-        fit = _fit_fusion(model, splits, layout, where)
-    else:
-        fit = _fit_awcca(model, splits, where)
-    outliers = {
-        view: OutlierDetector.fit(rows, normalize)
-        for view, rows, normalize in zip(VIEWS, splits.training[:2], fit.normalize, strict=True)
-    }
-    measured = {"validation": None if fit.learned_validation else splits.validation, "test": splits.test}
-    with progress_bar("measuring recall"), _Timer() as recalls:
-        metrics = {
-            name: measure_metrics(fit.model, part, device)
-            for name, part in measured.items()
-            if part is not None
-        }
-    with progress_bar("measuring probabilities"), _Timer() as probabilities:
-        calibration = _calibrate(fit, splits, where)
-    seconds = {**views.seconds, **fit.seconds}
-    seconds |= {"recalls": recalls.seconds, "probabilities": probabilities.seconds}
+    with measure_seconds(whole := dict[str, float](), "all"):
+        splits = _split_views(views)
+        _warn_if_few(len(splits.training[1]))
+        leaks = _find_leaks(splits)
+        where = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
+        if isinstance(model, Fusion):
+            fit = _fit_fusion(model, splits, layout, where, seconds)
+        else:
+            fit = _fit_awcca(model, splits, where, seconds)
+        outliers = _fit_outlier_detectors(fit, splits)
+        with progress_bar("measuring recall"), measure_seconds(seconds, "recalls"):
+            metrics = _measure(fit, splits, device)
+        with progress_bar("measuring probabilities"), measure_seconds(seconds, "probabilities"):
+            unseen, pairs = fit.make_unseen()
+            on = _describe_held_out(splits, fit.held_out)
+            calibration = fit_calibration(embedding_of(unseen), *pairs, on, splits.names)
+    seconds["all"] = round(sum(views.seconds.values()) + whole["all"], 3)
     facts = {
         "date": datetime.now(UTC).date().isoformat(),
         "pairs": _sizes(views.dataset),
-        "seconds": {**seconds, "all": round(sum(views.seconds.values()) + time.perf_counter() - start, 3)},
+        "seconds": seconds,
         "training_sample": training_sample(views, ("train", "val") if fit.learned_validation else ("train",)),
         "leaks": leaks,
         **fit.selection,
@@ -201,30 +201,22 @@ def refit_model(
     assert fitted.load_moments is not None
     previous = fitted.load_moments()
     moments = previous + new
-
-    def refit(moments: Moments) -> AWCCA | Fusion:
-        if isinstance(fitted.model, Fusion):
-            return _take_moments(copy.copy(fitted.model).refit_moments(moments, previous.count))[0]
-        return _refit_awcca(fitted.model, moments, previous.total, validation)
-
-    model = refit(moments)
+    model = _refit(fitted.model, moments, previous, validation)
     # These were measured on the previous model.
     old = ("metrics", "seconds", "graph_recall")
     facts = {name: fact for name, fact in fitted.facts.items() if name not in old}
     facts["refitted"] = {"pairs": moments.count, "before": previous.count}
     if validation is not None and isinstance(model, AWCCA) and model.path_ is not None:
-        facts["selection"] = {
-            "pairs": "the validation pairs that refit was given",
-            "metric": model.path_.metric,
-            **{task: model.path_.best(task) for task in TASKS},
-        }
+        pairs = "the validation pairs that refit was given"
+        facts["selection"] = _describe_path(model.path_, pairs)
     facts["quality"] = describe_quality(facts)
     calibration: Calibration = NOT_MEASURED_AGAIN
     if held_out is not None:
         unseen = model
-        if isinstance(model, FittedFusion) and model.selection_.refitted:
+        if isinstance(model, Fusion) and model.selection_.refitted:
             # It learned from the val split too, so it is measured by one that did not.
-            unseen = refit(moments - embedding_of(model).moments(*held_out))
+            without = moments - embedding_of(model).moments(*held_out)
+            unseen = _refit(fitted.model, without, previous, None)
         on = f"the stored {_describe_val(held_out, names)}"
         calibration = fit_calibration(embedding_of(unseen), *held_out, on, names)
     return Fitted(model, lambda: moments, fitted.outliers, facts, calibration)
@@ -248,8 +240,8 @@ def adopt_model(
             facts["moments"], load_moments = {"pairs": moments.count}, lambda: moments
         model = _copy_model(model)
     elif hasattr(model, "moments_"):
-        model, load_moments = _take_moments(model)
-        facts["moments"] = {"pairs": load_moments().count}
+        model, of_fusion = _take_moments(model)
+        facts["moments"], load_moments = {"pairs": of_fusion.count}, lambda: of_fusion
     if sample is not None and len(sample) != 2:
         raise InputError(f"features has {len(sample)} parts; give a sample of both views, (X, Y).")
     embedding, fitted = embedding_of(model), Fitted(model, load_moments, {}, facts)
@@ -299,17 +291,6 @@ def warn_if_training(facts: Mapping[str, Any], views: PairedViews, image_rows: n
         )
 
 
-class _Timer:
-    """Measures the seconds of a ``with`` block."""
-
-    def __enter__(self) -> _Timer:
-        self._start, self.seconds = time.perf_counter(), 0.0
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds = round(time.perf_counter() - self._start, 3)
-
-
 class _Splits(NamedTuple):
     """The pairs of each split, None for one that does not exist, and the names of the views."""
 
@@ -323,9 +304,9 @@ class _Splits(NamedTuple):
 class _FitResult:
     """A model fitted on the training pairs, in NumPy and without its moments.
 
-    ``normalize`` is how it normalises the features of each view first. ``selection`` and ``seconds`` are
-    facts for people. Probabilities are measured by the model ``unseen``, on pairs that it was not fitted on:
-    a share ``held_out`` of the training pairs, unless there is a validation split.
+    ``normalize`` is how it normalises the features of each view first. ``selection`` has facts for people.
+    ``make_unseen`` returns a model and pairs that it was not fitted on, to measure probabilities: a share
+    ``held_out`` of the training pairs, unless there is a validation split.
     """
 
     model: AWCCA | Fusion
@@ -333,9 +314,8 @@ class _FitResult:
     normalize: tuple[str, str]
     learned_validation: bool  # whether it was fitted on the validation pairs too
     selection: dict[str, Any]
-    seconds: dict[str, float]
     held_out: float
-    unseen: Unseen | None = None  # None: to be fitted on the other training pairs
+    make_unseen: Callable[[], Unseen]
 
 
 def _check_layout(layout: Mapping[View, Layout], views: PairedViews) -> None:
@@ -370,37 +350,43 @@ def _warn_if_few(n_pairs: int) -> None:
         )
 
 
-def _fit_awcca(model: AWCCA, splits: _Splits, where: dict[str, Any]) -> _FitResult:
+def _fit_awcca(model: AWCCA, splits: _Splits, where: dict[str, Any], seconds: dict[str, float]) -> _FitResult:
     # With given parameters, validation pairs still measure the correlations.
     uses = model.params is not None or model.selection == "validation" or model.n_components == "auto"
-    with _Timer() as timer:
+    with measure_seconds(seconds, "spectra and models"):
         model.fit(*splits.training, validation=splits.validation if uses else None, **where)
         model.models_.values()  # decomposes them, which a search needs
-    path = model.path_
-    selection: dict[str, Any] = {}
-    spent = 0.0 if path is None else path.seconds
-    seconds = {"spectra and models": round(timer.seconds - spent, 3)}
+    path, selection = model.path_, dict[str, Any]()
     if path is not None:
+        seconds["spectra and models"] = round(seconds["spectra and models"] - path.seconds, 3)
+        grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
+        seconds[grid] = round(path.seconds, 3)
         pairs = str(path.held_out)
         if model.selection == "validation":
             pairs = _describe_held_out(splits, model.validation_fraction)
-        best = {task: path.best(task) for task in TASKS}
-        selection["selection"] = {"pairs": pairs, "metric": path.metric, **best}
+        selection["selection"] = _describe_path(path, pairs)
         if extension := path.describe_extension():
             selection["selection"]["grid"] = extension
-        grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
-        seconds[grid] = round(spent, 3)
     elif model.params is None:
         selection["theory"] = model.selection if model.selection != "validation" else "ledoit-wolf"
     moments, copied = moments_from_spectra(model.spectra_, model.precision), _copy_model(model)
-    unseen = None if splits.validation is None else (copied, splits.validation)
-    return _FitResult(copied, moments, model.normalize, False, selection, seconds, _HELD_OUT, unseen)
+
+    def make_unseen() -> Unseen:
+        if splits.validation is not None:
+            return copied, splits.validation
+        return _fit_without(copied, moments.total, splits.training, where)
+
+    return _FitResult(copied, moments, model.normalize, False, selection, _HELD_OUT, make_unseen)
 
 
 def _fit_fusion(
-    model: Fusion, splits: _Splits, layout: Mapping[View, Layout], where: dict[str, Any]
+    model: Fusion,
+    splits: _Splits,
+    layout: Mapping[View, Layout],
+    where: dict[str, Any],
+    seconds: dict[str, float],
 ) -> _FitResult:
-    def blocks(part: Part) -> Part:
+    def split(part: Part) -> Part:
         x, y, pairing = part
         layouts = layout.get("image", {"x": x.shape[1]}), layout.get("text", {"y": y.shape[1]})
         return split_blocks(x, layouts[0]), split_blocks(y, layouts[1]), pairing
@@ -408,36 +394,45 @@ def _fit_fusion(
     def join(view: View, features: Mapping[str, Any]) -> Any:
         return np.concatenate([np.asarray(features[name]) for name in fusion_layout(model, view)], axis=1)
 
-    validation = None if splits.validation is None else blocks(splits.validation)
-    with _Timer() as timer:
-        unseen, held_out, _ = model.fit_unseen(blocks(splits.training), validation, **where)
+    validation = None if splits.validation is None else split(splits.validation)
+    with measure_seconds(seconds, "selection and models"):
+        unseen, held_out, _ = model.fit_unseen(split(splits.training), validation, **where)
     selected: Any = model.selection_.tasks
     selection: dict[str, Any] = {
         "pairs": _describe_held_out(splits, model.validation_fraction),
         "metric": "r@1",
         **{task: float(selected[task].recall["r@1"]) for task in TASKS},
     }
-    copied, load_moments = _take_moments(model)
+    copied, moments = _take_moments(model)
+    pairs = join("image", held_out[0]), join("text", held_out[1]), held_out[2]
     return _FitResult(
         copied,
-        load_moments(),
+        moments,
         ("none", "none"),
         model.refits(splits.validation),
         {"selection": selection},
-        {"selection and models": timer.seconds},
         model.validation_fraction,
-        (unseen, (join("image", held_out[0]), join("text", held_out[1]), held_out[2])),
+        lambda: (unseen, pairs),
     )
 
 
-def _calibrate(fit: _FitResult, splits: _Splits, where: dict[str, Any]) -> Calibration:
-    """Fit the probabilities of hits on pairs that the model, or one like it, was not fitted on."""
-    unseen = fit.unseen
-    if unseen is None:
-        assert isinstance(fit.model, AWCCA)
-        unseen = _fit_without(fit.model, fit.moments.total, splits.training, where)
-    on = _describe_held_out(splits, fit.held_out)
-    return fit_calibration(embedding_of(unseen[0]), *unseen[1], on, splits.names)
+def _fit_outlier_detectors(fit: _FitResult, splits: _Splits) -> dict[View, OutlierDetector]:
+    return {
+        view: OutlierDetector.fit(rows, normalize)
+        for view, rows, normalize in zip(VIEWS, splits.training[:2], fit.normalize, strict=True)
+    }
+
+
+def _measure(fit: _FitResult, splits: _Splits, device: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the metrics on the splits that the model was not fitted on."""
+    parts = {"validation": None if fit.learned_validation else splits.validation, "test": splits.test}
+    return {
+        name: measure_metrics(fit.model, part, device) for name, part in parts.items() if part is not None
+    }
+
+
+def _describe_path(path: SelectionPath, pairs: str) -> dict[str, Any]:
+    return {"pairs": pairs, "metric": path.metric, **{task: path.best(task) for task in TASKS}}
 
 
 def _fit_without(model: AWCCA, total: float, training: Part, where: dict[str, Any]) -> Unseen:
@@ -468,22 +463,25 @@ def _copy_model(model: AWCCA) -> AWCCA:
     return copied
 
 
-def _take_moments(model: Fusion) -> tuple[Fusion, Callable[[], Moments]]:
-    """Return a copy of a fusion without its moments, and what returns them."""
+def _take_moments(model: Fusion) -> tuple[Fusion, Moments]:
+    """Return a copy of a fusion without its moments, and these."""
     copied, moments = copy.copy(model), fields_to_numpy(model.moments_)
     del copied.moments_
-    return copied, lambda: moments
+    return copied, moments
 
 
-def _refit_awcca(
-    model: AWCCA, moments: Moments, previous_total: float, validation: tuple[Any, ...] | None
-) -> AWCCA:
+def _refit(
+    model: AWCCA | Fusion, moments: Moments, previous: Moments, validation: tuple[Any, ...] | None
+) -> AWCCA | Fusion:
+    """Return a copy fitted on moments; γ follows the number of pairs since the ``previous`` ones."""
+    if isinstance(model, Fusion):
+        return _take_moments(copy.copy(model).refit_moments(moments, previous.count))[0]
     model = _copy_model(model)
     if validation is not None:
         model.params = None
         model.fit_moments(moments, validation=validation)
     else:
-        model.refit_moments(moments, previous_total)
+        model.refit_moments(moments, previous.total)
     del model.spectra_
     return model
 

@@ -113,8 +113,8 @@ def _download(
     with tempfile.TemporaryDirectory() as scratch:
         version = read(scratch, RECORD)
         files = f"{VERSIONS}/{version.id}"
-        known = read_entries(read(scratch, f"{files}/{CONFIG}").path) or {}
-    wanted = [f"{files}/{file}" for file in (CONFIG, *MODEL_FILES) if file == CONFIG or file in known]
+        entries = read_entries(read(scratch, f"{files}/{CONFIG}").path) or {}
+    wanted = [f"{files}/{file}" for file in (CONFIG, *MODEL_FILES) if file == CONFIG or file in entries]
     wanted = [file for file in (*wanted, *FOR_PEOPLE) if file in sizes]
     if (size := sum(sizes[file] for file in wanted) / 1e9) > max_gigabytes:
         raise InputError(
