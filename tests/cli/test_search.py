@@ -304,6 +304,7 @@ def test_options_without_effect_are_refused(place):
         ("similar model new.png --text-encoder hkse", "--text-encoder has no effect on an image"),
         ("similar model sand --image-encoder pyramid", "--image-encoder has no effect on a text"),
         ("search model --features x.npy --text-encoder hkse", "--text-encoder has no effect on features"),
+        ("search model --features x.npy --device cuda", "--device has no effect on features"),
         ("search model star --image-encoder pyramid", "--image-encoder has no effect without --plus or"),
         ("annotate model new.png --text-encoder hkse", "--text-encoder has no effect without --plus or"),
         ("annotate model --features x.npy --image-encoder pyramid", "--image-encoder has no effect on"),

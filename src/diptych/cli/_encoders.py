@@ -102,7 +102,7 @@ class LoadOptions(EncoderOptions):
 
     def refuse(self, view: View, reason: str) -> None:
         """Raise an error for an encoder of a view that encodes nothing; ``reason`` says why."""
-        names = ("image_encoder", "recipe", "weights") if view == "image" else ("text_encoder",)
+        names = ("image_encoder", "recipe", "weights") if view == "image" else ("text_encoder", "device")
         refuse_unused(self, names, reason)
 
     def load(self, model: Path, *, mmap: bool = True) -> Retriever:
