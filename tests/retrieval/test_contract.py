@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, Fusion, InputError, Retriever
+from diptych.data import PairedDataset, PairedViews
 from diptych.retrieval import Hits
 from diptych.retrieval._folder import save_published
 from tolerance import assert_same_hits, rounding
@@ -152,9 +153,11 @@ def saved(tmp_path_factory):
     return get
 
 
-@pytest.fixture(
-    params=["cosine", "l2", "float16", "graph", "blocks", "fusion", "scenes", "several", "postgresql"]
-)
+MEMORY = ["cosine", "l2", "float16", "graph", "blocks", "fusion", "scenes", "several"]
+in_a_database_too = pytest.mark.parametrize("case", [*MEMORY, "postgresql"], indirect=True)
+
+
+@pytest.fixture(params=MEMORY)
 def case(request, variants, saved):
     """A variant that may be changed: loaded from a folder, or in a schema of its own."""
     name = request.param
@@ -201,9 +204,9 @@ def test_items_are_ranked_by_the_inner_products_of_their_vectors(case):
                 np.testing.assert_allclose([hit.score for hit in hits], best, rtol=0, atol=atol)
 
 
-def stored_ids(case, task):
-    """The ids of the items that a task searches, in the order of ``case.asked``."""
-    view = "image" if task == "search" else "text"
+def stored_ids(case, task, searched=True):
+    """The ids of the items that a task searches, or of the queries, in the order of ``case.asked``."""
+    view = "image" if (task == "search") == searched else "text"
     return [item.id for item in case.retriever.store.items(view)]
 
 
@@ -217,6 +220,32 @@ def test_one_query_gives_hits_and_several_a_list_of_them(case):
             assert_same_hits(alone, several[row], case.tolerance)
             assert_same_hits(search(take(queries, [row]), k=3)[0], several[row], case.tolerance)
         assert [hit.score for hit in alone] == sorted((hit.score for hit in alone), reverse=True)
+
+
+@pytest.mark.parametrize("case", ["blocks", "fusion"], indirect=True)
+def test_named_blocks_are_their_columns_side_by_side(case):
+    retriever, images, texts = case.retriever, take(case.images, range(4)), take(case.texts, range(4))
+    for view, ask, embed, named in (
+        ("image", retriever.annotate, retriever.embed_images, images),
+        ("text", retriever.search, retriever.embed_texts, texts),
+    ):
+        rows = np.hstack([named[name] for name in retriever.fitted.layout(view)])
+        turned = dict(reversed(named.items()))
+        np.testing.assert_allclose(embed(turned), embed(rows), atol=1e-6)
+        for hits, expected in zip(ask(turned), ask(rows), strict=True):
+            assert_same_hits(hits, expected, case.tolerance)
+        one = {name: block[0].tolist() for name, block in turned.items()}
+        for query in (one, rows[0]):
+            assert_same_hits(ask(query), ask(rows)[0], case.tolerance)
+            assert retriever.similar(**{view: query}, k=1)[0].id == stored_ids(case, ask.__name__, False)[0]
+    joined = [
+        np.hstack([named[name] for name in retriever.fitted.layout(view)])
+        for view, named in (("image", images), ("text", texts))
+    ]
+    pairs = PairedDataset(tuple("abcd"), ("",) * 4, range(4))
+    evaluated = [retriever.evaluate(PairedViews(pairs, *views)) for views in ((images, texts), joined)]
+    assert evaluated[0] == evaluated[1]
+    assert retriever.add(*(take(view, 0) for view in (images, texts)), ids=["a"]) == ["a", "a#0"]
 
 
 def test_more_than_there_is_gives_everything_once(case):
@@ -297,6 +326,7 @@ def test_a_composed_query_is_a_sum(case):
     assert scores == sorted(scores)
 
 
+@in_a_database_too
 def test_what_is_added_is_found_until_it_is_removed(case):
     retriever, fitted = case.retriever, case.retriever.fitted
     n_items = retriever.store.count()
@@ -324,10 +354,12 @@ def test_what_is_added_is_found_until_it_is_removed(case):
     assert retriever.similar(image=take(case.images, N), k=1)[0].id == "new 0"
 
 
+@in_a_database_too
 def test_a_refit_learns_from_what_was_added(case, tmp_path):
     retriever = case.retriever
     pairs = retriever.fitted.load_moments().count
     case.add_new()
+    grown = case.open_again(tmp_path / "grown", mmap=True)
     vectors = retriever.embed_images(take(case.images, range(3)))
     assert retriever.refit() is retriever
     assert retriever.info()["facts"]["refitted"] == {"pairs": pairs + NEW, "before": pairs}
@@ -337,8 +369,13 @@ def test_a_refit_learns_from_what_was_added(case, tmp_path):
     again = case.open_again(tmp_path / "refitted")
     assert again.fitted.load_moments().count == pairs + NEW
     assert_same_answers(case, again, retriever)
+    if not grown.store.shared:  # pairs that were saved before are learned from as well
+        assert_same_answers(case, grown.refit(), retriever)
+    # Without anything new nothing changes, but for what a fusion carries over.
+    assert_same_answers(replace(case, tolerance=max(2e-3, case.tolerance)), again.refit(), grown)
 
 
+@in_a_database_too
 def test_it_is_opened_again_with_all_its_changes(case, tmp_path):
     retriever = case.retriever
     case.add_new()
@@ -355,6 +392,7 @@ def test_it_is_opened_again_with_all_its_changes(case, tmp_path):
             assert list(again.store.items(view)) == list(retriever.store.items(view))
 
 
+@in_a_database_too
 def test_a_published_model_answers_alike_and_can_be_changed(case, tmp_path):
     if case.retriever.store.shared:
         with pytest.raises(InputError, match="items of this model are in a database and are not published"):

@@ -250,13 +250,6 @@ class TestRefit:
         retriever.refit()
         assert retriever.fitted.model.score(*held_out) > before + 5
 
-    def test_without_anything_new_nothing_changes(self, blocks):
-        retriever = self.fit(blocks, 150, hubness=("csls",))
-        before = retriever.search(rows(blocks)[1][:20], k=9)
-        retriever.refit()
-        for found, expected in zip(retriever.search(rows(blocks)[1][:20], k=9), before, strict=True):
-            np.testing.assert_allclose([h.score for h in found], [h.score for h in expected], atol=1e-3)
-
     def test_a_dual_encoder_keeps_its_cosine(self, tmp_path):
         x, y = make_dual_features(260, seed=5)
         parts = [Part(("x",), ("y",), kind="identity"), Part(("x",), ("y",))]

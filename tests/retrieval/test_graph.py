@@ -43,6 +43,22 @@ def test_a_poor_graph_says_so(rng):
     assert indexed(scattered).build_graph(scattered[::30], neighbours=2).recall < 0.9
 
 
+def test_a_poor_graph_lists_the_same_for_every_k(rng):
+    vectors = rng.normal(size=(3000, 48)).astype(np.float32)
+    index = VectorIndex(48)
+    index.add(np.arange(3000), vectors)
+    assert index.build_graph(neighbours=2).recall < 0.8
+    allowed = np.arange(0, 3000, 2)
+    for only in (None, allowed):
+        scores, keys = index.search(vectors[:5], 3000, allowed=only)
+        n = 3000 if only is None else len(only)
+        assert all(len(set(row[:n].tolist())) == n and set(row[n:].tolist()) <= {-1} for row in keys)
+        for k in (1, 10, 99, 100, 101, 399, 400, 401, 1600, 1700):
+            shorter = index.search(vectors[:5], k, allowed=only)
+            np.testing.assert_array_equal(shorter[1], keys[:, :k])
+            np.testing.assert_array_equal(shorter[0], scores[:, :k])
+
+
 def test_items_that_come_and_go_after_the_build_are_honoured(vectors):
     tested, queries = indexed(vectors), vectors[:40]
     tested.build_graph()

@@ -14,7 +14,7 @@ from diptych.retrieval import Item
 from diptych.retrieval._filters import Filter, FilterError, parse_filter, required_keys
 from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS
 from diptych.retrieval.stores import open_store
-from diptych.retrieval.stores._base import Block, Contents, ModelChanged, TakenError
+from diptych.retrieval.stores._base import FIRST_STEP, Block, Contents, ModelChanged, TakenError, search_in_steps
 from diptych.retrieval.stores._faiss import VectorIndex
 from diptych.retrieval.stores._memory import MemoryStore
 from filtering import FILTERS, METADATA
@@ -24,6 +24,8 @@ DIMENSIONS = {"search": 4, "annotate": 5}
 WIDTHS = {"image": 3, "text": 6}
 TOLERANCE = rounding(np.float32, 8)
 MODEL = {"params": (2.0, 3.0)}
+MANY = 900
+"""Images of more than four steps of an approximate index."""
 STORES = ["flat", "hnsw", "mapped", "postgresql", "postgresql, hnsw"]
 
 
@@ -97,6 +99,19 @@ def empty(request):
     return open_store(fresh(**({"index": "hnsw"} if "hnsw" in request.param else {})))
 
 
+@pytest.fixture(params=["flat", "postgresql", "postgresql, hnsw"])
+def paged(request):
+    """A store with many images, whose graph, if it has one, is a poor one."""
+    index = request.param
+    if index.startswith("postgresql"):
+        fresh = request.getfixturevalue("fresh")
+        poor = {"index": "hnsw", "ef_search": 1, "options": "-c enable_seqscan=off"}
+        index = fresh(**(poor if "hnsw" in index else {}))
+    names = [f"item {n}" for n in range(MANY)]
+    images = make_block("image", names, metadata={name: {"even": n % 2 == 0} for n, name in enumerate(names)})
+    return open_store(index).replace(lambda: contents([images]))
+
+
 @pytest.fixture
 def without_items(empty):
     """A store with a model and without items."""
@@ -151,6 +166,34 @@ def test_equal_products_are_ordered_by_addition(empty):
     ids = [item.id for item, _ in own]
     # An approximate store may return any nine of them.
     assert ids == (sorted(ids, key=IMAGES.index) if "hnsw" in store.kind else IMAGES[:9])
+
+
+def test_shorter_lists_are_the_beginnings_of_longer_ones(paged):
+    """Also of a poor graph, which is searched in steps."""
+    queries, even = queries_of("search", 3), parse_filter({"even": True})
+    for where, n in ((None, MANY), (even, MANY // 2)):
+        whole = paged.search("search", queries, MANY, where, paged.state().version)
+        assert [len({item.id for item, _ in matches}) for matches in whole] == [n] * 3
+        for k in (1, 10, 99, 100, 101, 399, 401, 700):
+            shorter = paged.search("search", queries, k, where, paged.state().version)
+            assert shorter == [matches[:k] for matches in whole]
+
+
+def test_steps_stop_when_there_are_enough_or_no_more():
+    asked = []
+
+    def search(places, size):
+        asked.append((places, size))
+        # The first query has 130 items, the others many; what was found before is found again, elsewhere.
+        return [list(range(130 if place == 0 else 10_000))[:size][::-1] for place in places]
+
+    results = search_in_steps(search, lambda hit: hit, 3, 120)
+    assert asked == [([0, 1, 2], FIRST_STEP), ([0, 1, 2], 2 * FIRST_STEP)]
+    assert [len(hits) for hits in results] == [120, 120, 120]
+    assert results[0] == [*range(99, -1, -1), *range(129, 109, -1)]
+    asked.clear()
+    assert [len(hits) for hits in search_in_steps(search, lambda hit: hit, 2, 1000)] == [130, 1000]
+    assert asked[-1] == ([1], 16 * FIRST_STEP)
 
 
 def test_a_filter_by_ids_ignores_those_that_are_unknown_or_of_the_other_view(filled):
