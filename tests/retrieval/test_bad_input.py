@@ -70,7 +70,9 @@ def test_a_model_without_names_says_so(made):
     refused("X has no blocks", lambda: Retriever.from_features({}, y))
     pairs = PairedViews(PairedDataset(tuple(map(str, range(60))), ("",) * 60, range(60)), x, y[:60])
     unfitted = Retriever(None, None)
-    refused("9 columns in all, but they have 8", lambda: unfitted.fit(pairs, layout={"image": {"a": 4, "b": 5}}))
+    refused(
+        "9 columns in all, but they have 8", lambda: unfitted.fit(pairs, layout={"image": {"a": 4, "b": 5}})
+    )
 
 
 @pytest.mark.parametrize("ask", ["search", "annotate", "embed_images", "embed_texts", "image", "text"])

@@ -195,7 +195,10 @@ class TestRefit:
             assert retriever.info()["facts"]["moments"] == {"pairs": 150}
             assert "moments_" not in vars(retriever.fitted.model)
         add_pairs(retriever, blocks, 150, 320)
-        banks, previous = {task: bank.copy() for task, bank in retriever.fitted.model.banks_.items()}, retriever.fitted.model
+        banks, previous = (
+            {task: bank.copy() for task, bank in retriever.fitted.model.banks_.items()},
+            retriever.fitted.model,
+        )
         retriever.refit()
         assert all(np.array_equal(previous.banks_[task], bank) for task, bank in banks.items())
         more = expected.make_moments(*take(blocks, 150, 320))

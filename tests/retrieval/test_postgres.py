@@ -11,8 +11,6 @@ from psycopg import sql
 
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych.retrieval._filters import Filter, parse_filter
-from diptych.retrieval._items import Item
-from diptych.retrieval.stores._base import Block, ModelChanged
 from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres import _rows as vectors_module
 from diptych.retrieval.stores.postgres._connection import Address
@@ -140,20 +138,6 @@ class TestSharing:
         newer = Retriever.from_features(x, y, pairing, model=AWCCA(**MODEL), index=address)
         assert one.search(y[:3]) == newer.search(y[:3])
 
-    def test_an_hkse_is_stored_with_the_model(self, drawn, thumbnails, fresh):
-        address, few = fresh(), drawn.select(range(40))
-        hkse = HKSE(word="lin", sentence="lin")
-        one = Retriever(thumbnails, hkse, AWCCA(params=(5.0, 5.0)), index=address, keep_features=False)
-        one.fit(few)
-        one.add([few.paths[0]], ["a red star"], ids=["again"])
-        one.refit()
-        other = Retriever.connect(address)
-        assert_same_hits(other.search("a red star"), one.search("a red star"), CLOSE)
-        with pytest.raises(InputError, match="image encoder"):
-            other.annotate(few.paths[0])
-        with pytest.raises(InputError, match="image encoder"):
-            Retriever.connect(address, "pyramid")
-
     def test_a_filter_function_may_search_itself(self, filled):
         retriever, _, x, y = filled
         best = retriever.search(y[0], k=1)[0].id
@@ -168,41 +152,6 @@ class TestVersions:
     def stores(self, fresh, rng):
         address, rows = fresh(), unit_rows(rng, 30, 4)
         return fill(PostgresStore(address, create=True), rows), PostgresStore(address), rows
-
-    @pytest.mark.parametrize("times", [1, 3])
-    def test_calls_for_an_older_version_raise_model_changed(self, stores, times):
-        one, other, rows = stores
-        version = other.state().version
-        assert len(other.search("search", rows[:1], 5, None, version)[0]) == 5
-        for _ in range(times):
-            fill(one, rows[:, :3])
-        block = Block("image", [Item("new", "image")], rows[:1])
-        for call in (
-            lambda: other.search("search", rows[:1], 5, None, version),
-            lambda: list(other.vectors("search", version)),
-            lambda: other.add([block], version),
-            lambda: other.replace(lambda: None, version),
-        ):
-            with pytest.raises(ModelChanged):
-                call()
-        assert other.count() == 30
-        assert other.features("image", ["3"]).shape == (1, 3)
-        assert other.state() == one.state()
-
-    def test_a_load_that_fails_leaves_the_store_as_it_was(self, stores, database):
-        one, other, rows = stores
-        before, tables = one.state(), database.tables(Address.parse(one.address).schema)
-        with pytest.raises(InputError, match="unpaired surrogate"):
-            fill(one, rows, metadata=[{"a": "\udcff"}] * 30)
-        assert (one.state(), other.state()) == (before, before)
-        assert database.tables(Address.parse(one.address).schema) == tables
-
-    def test_an_id_given_twice_is_refused(self, stores):
-        one, _, rows = stores
-        twice = Block("image", [Item("same", "image")] * 2, rows[:2])
-        with pytest.raises(InputError, match="'same'"):
-            one.add([twice], one.state().version)
-        assert one.count() == 30
 
     def test_only_the_files_asked_for_are_written(self, stores, database, tmp_path):
         one, _, _ = stores
@@ -311,16 +260,6 @@ class TestHostile:
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 500
         assert PostgresStore(address).count() == 180
-
-    def test_filters_by_values_that_cannot_be_stored_match_nothing(self, filled):
-        retriever, address, _, y = filled
-        retriever.add(captions=y[:1], caption_ids=["with a"], metadata={"with a": {"a": "b"}})
-        assert retriever.search(y[0], where={"a": "\0"}) == []
-        with pytest.raises(InputError, match=r"the key '\\udcff', which no item has"):
-            retriever.search(y[0], where={"\udcff": 1})
-        with pytest.raises(InputError, match="there is no item"):
-            retriever.search(y[0], where=["a\0"])
-        assert list(PostgresStore(address).items(ids=["a\0"])) == []
 
     @pytest.mark.parametrize(
         ("statement", "words"),

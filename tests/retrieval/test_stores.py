@@ -14,7 +14,14 @@ from diptych.retrieval import Item
 from diptych.retrieval._filters import Filter, FilterError, parse_filter, required_keys
 from diptych.retrieval._items import SEARCHED, TASK_OF, VIEWS
 from diptych.retrieval.stores import open_store
-from diptych.retrieval.stores._base import FIRST_STEP, Block, Contents, ModelChanged, TakenError, search_in_steps
+from diptych.retrieval.stores._base import (
+    FIRST_STEP,
+    Block,
+    Contents,
+    ModelChanged,
+    TakenError,
+    search_in_steps,
+)
 from diptych.retrieval.stores._faiss import VectorIndex
 from diptych.retrieval.stores._memory import MemoryStore
 from filtering import FILTERS, METADATA
@@ -236,6 +243,7 @@ def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
     where = Filter(frozenset(["a\0", "\udcff", "i3"]))
     ((match,),) = filled.store.search("search", queries, 9, where, filled.version)
     assert match[0].id == "i3"
+    assert filled.store.search("search", queries, 9, parse_filter({"n": "\0"}), filled.version) == [[]]
     with pytest.raises(InputError, match=r"the key '\\udcff', which no item has"):
         filled.store.search("search", queries, 9, parse_filter({"\udcff": 1}), filled.version)
     with pytest.raises(InputError, match="there is no item"):
