@@ -368,6 +368,7 @@ def test_a_refit_learns_from_what_was_added(case, tmp_path):
     assert retriever.similar(image=take(case.images, N), k=1)[0].id == "new 0"
     again = case.open_again(tmp_path / "refitted")
     assert again.fitted.load_moments().count == pairs + NEW
+    assert again.views == grown.views
     assert_same_answers(case, again, retriever)
     if not grown.store.shared:  # pairs that were saved before are learned from as well
         assert_same_answers(case, grown.refit(), retriever)

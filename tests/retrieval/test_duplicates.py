@@ -44,11 +44,7 @@ def test_copies_are_found_by_their_features(make, rng, shape):
 
 @pytest.mark.parametrize(
     "model",
-    [
-        AWCCA(params=(2.0, 3.0)),
-        AWCCA(params=(2.0, 3.0), similarity="l2"),
-        Fusion(grid=3, verbose=False),
-    ],
+    [AWCCA(params=(2.0, 3.0)), AWCCA(params=(2.0, 3.0), similarity="l2"), Fusion(grid=3, verbose=False)],
     ids=["cosine", "l2", "fusion"],
 )
 def test_without_features_the_vectors_are_compared(make, rng, shape, model):

@@ -75,19 +75,6 @@ def test_tones_are_found_by_their_caption_and_captions_by_their_tone(fitted, cli
     assert (same[0], same[1][0].text) == (found, found)
 
 
-def test_a_tone_is_added_found_and_learned_from(model, clips):
-    folder, captions = clips
-    text = "a very high tone, fast and loud"
-    assert model.add([str(folder / "new.wav")], [text]) == [str(folder / "new.wav"), f"{folder}/new.wav#0"]
-    assert model.similar(image=folder / "new.wav", k=1)[0].path == str(folder / "new.wav")
-    nearest = model.similar(image=folder / "new.wav", k=4)[1:]
-    assert all(captions[hit.id] == text for hit in nearest)
-    model.refit()
-    assert model.views == VIEWS
-    assert model.annotate(folder / "new.wav", k=1)[0].text == text
-    assert model.remove([str(folder / "new.wav")]) == 2
-
-
 def test_names_are_saved_and_a_model_of_images_says_nothing_of_them(fitted, tmp_path, views):
     fitted.save(tmp_path / "tones")
     loaded = Retriever.load(tmp_path / "tones")
