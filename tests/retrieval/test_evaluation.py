@@ -24,7 +24,7 @@ SPACES = " \t\u00a0\u2003\u0085%\x1c\x00"
 @pytest.fixture(scope="module", params=MODELS)
 def result(request):
     """The evaluation of a small model on new pairs, whose ids hold what separates fields in other files."""
-    (x, y, pairing), (new_x, new_y, new_pairing) = make_pairs(1, n=200)
+    (x, y, pairing), (new_x, new_y, new_pairing) = make_pairs(1, n=120)
     retriever = Retriever.from_features(x, y, pairing, model=MODELS[request.param]())
     dataset = PairedDataset(
         tuple(f"{SPACES[i % 8]}imäge {i}.jpg" for i in range(len(new_x))),

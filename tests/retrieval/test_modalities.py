@@ -46,7 +46,7 @@ def tones():
 @pytest.fixture(scope="module")
 def fitted(clips, tones):
     pairs = read_pairs(clips[0] / "tones.csv", images=clips[0] / "clips", views=VIEWS)
-    return Retriever(tones, "hkse", AWCCA(grid=5), views=VIEWS).fit(pairs)
+    return Retriever(tones, hkse(), AWCCA(grid=5), views=VIEWS).fit(pairs)
 
 
 @pytest.fixture

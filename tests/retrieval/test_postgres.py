@@ -239,9 +239,9 @@ class TestLimits:
 
 
 class TestHostile:
-    @pytest.mark.parametrize(
-        "options",
-        [
+    def test_items_that_cannot_be_stored_are_refused_and_nothing_is_added(self, filled):
+        retriever, address, x, y = filled
+        for options in (
             {"ids": ["a\0b"]},
             {"ids": ["a\udcffb"]},
             {"ids": ["a"], "paths": ["/\0"]},
@@ -250,15 +250,11 @@ class TestHostile:
             {"ids": ["x" * 3000]},
             {"ids": ["a"], "metadata": {"a": {"b": "x" * 10_000_000}}},
             {"ids": ["a"], "metadata": {"a": {"b": 10**200_000}}},
-        ],
-        ids=["nul", "surrogate", "path", "value", "name", "id", "long", "number"],
-    )
-    def test_items_that_cannot_be_stored_are_refused_and_nothing_is_added(self, filled, options):
-        retriever, address, x, y = filled
-        with pytest.raises(InputError) as caught:
-            retriever.add(x[:1], **options)
-        assert "\n" not in str(caught.value)
-        assert len(str(caught.value)) < 500
+        ):
+            with pytest.raises(InputError) as caught:
+                retriever.add(x[:1], **options)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 500
         assert PostgresStore(address).count() == 180
 
     @pytest.mark.parametrize(

@@ -237,6 +237,7 @@ def write_hub_cache(cache, repository, folder):
     (place / "refs" / "main").write_text("0" * 40)
 
 
+@pytest.mark.slow  # it imports sentence-transformers
 class TestATextEncoderIsRemembered:
     @pytest.fixture
     def opened(self, minilm, monkeypatch):

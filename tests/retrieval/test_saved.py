@@ -125,7 +125,7 @@ def test_mapped_vectors_and_features_stay_on_disk(make, tmp_path, monkeypatch):
 
 
 def test_a_mapped_model_takes_little_memory(rng, tmp_path):
-    x = rng.normal(size=(4000, 100)).astype(np.float32)
+    x = rng.normal(size=(2000, 150)).astype(np.float32)
     Retriever.from_features(x, x[:, :9], model=AWCCA(params=(9.0, 9.0))).save(tmp_path / "model")
     memory = {}
     for mmap in (True, False):

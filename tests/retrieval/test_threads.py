@@ -2,12 +2,12 @@
 
 import itertools
 import os
-import subprocess
-import sys
+import signal
 import threading
 import time
 import traceback
 
+import faiss
 import numpy as np
 import pytest
 
@@ -218,26 +218,17 @@ def test_an_item_removed_during_a_search_makes_room_for_the_next(make, monkeypat
     assert found == [expected[0], *expected[2:]]
 
 
-FORKING = """
-import os, numpy as np
-from diptych import AWCCA, Retriever
-rows = np.random.default_rng(0).normal(size=(500, 32)).astype(np.float32)
-retriever = Retriever.from_features(rows, rows + 0.1, model=AWCCA(params=(1.0, 1.0)))
-first = [hits[0].id for hits in retriever.search(rows)]
-child = os.fork()
-if child == 0:
-    os._exit(0 if [hits[0].id for hits in retriever.search(rows)] == first else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_searches_too():
-    found = subprocess.run(
-        [sys.executable, "-c", FORKING],
-        env={**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert found.stdout.strip() == "0", found.stderr
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_child_searches_too(make):
+    made, n_threads = make(shape={"n": 500}), faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        first = made.retriever.search(made.y, k=1)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # rather than wait for ever
+            os._exit(0 if made.retriever.search(made.y, k=1) == first else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        faiss.omp_set_num_threads(n_threads)
