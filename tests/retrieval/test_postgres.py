@@ -1,9 +1,6 @@
 """A store in PostgreSQL: sharing by processes, pointers in model folders, limits, hostile content, graphs."""
 
-import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -42,18 +39,6 @@ def ids(hits):
 
 
 class TestSharing:
-    def test_another_process_needs_only_the_address(self, filled, tmp_path):
-        retriever, address, _, y = filled
-        np.save(tmp_path / "query.npy", y[0])
-        program = (
-            "import sys, json, numpy as np\nfrom diptych import Retriever\n"
-            "hits = Retriever.connect(sys.argv[1]).search(np.load(sys.argv[2]), k=5)\n"
-            "print(json.dumps([hit.to_json() for hit in hits]))\n"
-        )
-        command = [sys.executable, "-c", program, address, str(tmp_path / "query.npy")]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert json.loads(output) == [hit.to_json() for hit in retriever.search(y[0], k=5)]
-
     def test_additions_and_removals_are_seen_by_others(self, filled):
         one, address, x, y = filled
         other = Retriever.connect(address)
@@ -137,6 +122,15 @@ class TestSharing:
         x, y, pairing = views(seed=2, m_x=9, m_y=6)
         newer = Retriever.from_features(x, y, pairing, model=AWCCA(**MODEL), index=address)
         assert one.search(y[:3]) == newer.search(y[:3])
+
+    def test_a_calibration_is_stored_with_the_model(self, views, fresh):
+        (x, y, pairing), address = views(n=180), fresh()
+        one = Retriever.from_features(x[:60], y[:120], pairing[:120], model=AWCCA(**MODEL), index=address)
+        one.add(x[60:62], ids=["a", "b"])
+        one.calibrate(x[60:], y[120:], pairing[120:] - 60)
+        other = Retriever.connect(address)
+        assert other.fitted.calibration == one.fitted.calibration
+        assert other.search(y[0], where=["a", "b"])[0].probability is not None
 
     def test_a_filter_function_may_search_itself(self, filled):
         retriever, _, x, y = filled
