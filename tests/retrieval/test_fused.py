@@ -357,13 +357,3 @@ def test_a_dual_encoder_searches_without_any_pairs(tmp_path):
     again = Retriever.load(tmp_path / "model", image_encoder=dual.image, text_encoder=dual.encode_texts)
     assert again.search("caption 7", k=5) == retriever.search("caption 7", k=5)
     assert again.info()["filters"]["search"] == ["1 × (x × y), identity"]
-
-
-def test_a_dual_encoder_is_ranked_by_its_cosine_and_the_correction():
-    x, y = make_dual_features(200, seed=5)
-    retriever = Retriever.from_features(x, y, model=Fusion(grid=4))
-    model = retriever.fitted.model
-    assert model.members_["search"][0].part.kind == "identity"
-    scores = model.queries({"y": y[3:4]}) @ model.items({"x": x}).T
-    expected = dict(zip(map(str, range(200)), scores[0].tolist(), strict=True))
-    assert_ranked(retriever.search(y[3], k=10), expected, rounding(np.float32, 2 * 128, 3.0))

@@ -117,12 +117,6 @@ class TestSharing:
             one.search(old_features)
         assert_same_hits(one.search(query), newer.search(query), CLOSE)
 
-    def test_features_of_another_width_are_taken_by_the_new_model(self, filled, views):
-        one, address, _, _ = filled
-        x, y, pairing = views(seed=2, m_x=9, m_y=6)
-        newer = Retriever.from_features(x, y, pairing, model=AWCCA(**MODEL), index=address)
-        assert one.search(y[:3]) == newer.search(y[:3])
-
     def test_a_calibration_is_stored_with_the_model(self, views, fresh):
         (x, y, pairing), address = views(n=180), fresh()
         one = Retriever.from_features(x[:60], y[:120], pairing[:120], model=AWCCA(**MODEL), index=address)

@@ -146,15 +146,6 @@ class TestAModelRemembersItsEncoder:
         for folder in ("model", "copy"):
             assert Retriever.load(folder).annotate("image.png") == retriever.annotate("image.png")
 
-    def test_every_command_finds_it(self, place):
-        for command in (
-            ["annotate", "model", "image.png"],
-            ["similar", "model", "image.png", "--image"],
-            ["add", "model", "image.png"],
-            ["annotate", "model", "image.png"],
-        ):
-            run_json(*command)
-
     def test_a_changed_or_missing_file_is_never_opened(self, place, monkeypatch):
         files = self.opened(monkeypatch)
         (place / "n.onnx").write_bytes(b"other")
