@@ -1,5 +1,7 @@
 """Groups of near-identical items of every store, the contact sheet, and the command."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -130,6 +132,21 @@ def test_a_sheet_of_texts_and_the_limits_of_a_sheet(make, tmp_path, monkeypatch)
     none = retriever.duplicates("image", threshold=1)
     none.write_sheet(tmp_path / "none.html")
     assert "No near-identical images" in (tmp_path / "none.html").read_text("utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:.*lies? far")
+def test_a_sheet_of_images_shows_those_that_are_there(pictures, drawn, tmp_path):
+    shutil.copy(drawn.paths[0], tmp_path / "copy.png")
+    pictures.add([tmp_path / "copy.png", drawn.paths[0]], ids=["copy", "again"])
+    (tmp_path / "copy.png").unlink()
+    groups = pictures.duplicates(threshold=0.999999)
+    assert {"copy", "again"} <= {
+        item["id"] for group in groups.to_json()["groups"] for item in group["items"]
+    }
+    groups.write_sheet(tmp_path / "sheet.html")
+    html = (tmp_path / "sheet.html").read_text("utf-8")
+    assert "copy" in html
+    assert html.count("data:image") == sum(len(group.items) for group in groups) - 1
 
 
 def test_features_are_read_in_blocks(make, rng, shape, monkeypatch):

@@ -42,10 +42,11 @@ MODELS = {
     "l2 of unit": AWCCA(params=(2.0, 3.0), similarity="l2", normalize=("unit", "unit"), n_components=4),
     "best": Fusion(grid=4),
     "plain": Fusion("plain", grid=4),
-    "csls": Fusion(grid=4, hubness=("csls",), search_weights=False, n_components=5),
-    "few in the bank": Fusion(grid=4, hubness=("csls",), bank=3),
+    "csls": Fusion(grid=4, hubness=("csls",), search_weights=False, n_components=5, polish=False),
+    "few in the bank": Fusion(grid=4, hubness=("csls",), bank=3, polish=False),
     "pieces": Fusion(
         grid=4,
+        polish=False,
         blocks={
             "photos": Block("sqrt-unit", pieces=3),
             "words": Block("unit", pieces=2),
@@ -53,8 +54,8 @@ MODELS = {
         },
         scales=(0.5, 1.0, 2.0),
     ),
-    "dual": Fusion(grid=4, parts=[Part(("photos",), ("words",), kind="identity")]),
-    "a block unused": Fusion(grid=4, parts=[Part(("photos",), ("tones",))]),
+    "dual": Fusion(grid=4, parts=[Part(("photos",), ("words",), kind="identity")], polish=False),
+    "a block unused": Fusion(grid=4, parts=[Part(("photos",), ("tones",))], polish=False),
 }
 
 

@@ -115,7 +115,9 @@ ITEM = Item(
     ids=str,
 )
 def test_what_filters_mean(where, fits):
-    assert parse_filter(where).matches(ITEM) is fits
+    chosen = parse_filter(where)
+    assert chosen.matches(ITEM) is fits
+    assert parse_filter(json.dumps(to_json(chosen.condition))) == chosen
     table = ItemTable([ITEM])
     keys = table.find("image", parse_filter(where))
     assert (keys is None or keys.tolist() == [0]) is fits

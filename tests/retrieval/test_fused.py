@@ -96,7 +96,7 @@ TWO_PARTS = [Part(("photos",), ("words",)), Part(("sketches",), ("tones",))]
 @pytest.fixture(scope="module")
 def two_parts(blocks):
     """A retriever whose fusion needs both parts for both tasks."""
-    model = Fusion(grid=4, parts=TWO_PARTS, hubness=("csls",))
+    model = Fusion(grid=4, parts=TWO_PARTS, hubness=("csls",), polish=False)
     retriever = Retriever.from_features(*blocks, splits=SPLITS, model=model)
     assert all(len(members) == 2 for members in retriever.fitted.model.members_.values())
     return retriever

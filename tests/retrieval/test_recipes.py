@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
 from diptych.encoders import OnnxEncoder, Recipe, image_encoder, sentence_encoder
+from diptych.encoders._text import folder_fingerprint
 from diptych.scenes import make_scenes
 from saved_files import edit_config, files_of
 from tolerance import assert_same_hits, rounding
@@ -226,6 +229,26 @@ def write_hub_cache(cache, repository, folder):
     shutil.copytree(folder, place / "snapshots" / ("0" * 40))
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("0" * 40)
+
+
+def test_a_folder_of_a_text_encoder_is_compared_before_it_is_opened(make, tmp_path, monkeypatch):
+    folder = tmp_path / "sentences"
+    folder.mkdir()
+    (folder / "modules.json").write_text("[]")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    encoder = SimpleNamespace(
+        encode=lambda texts: np.ones((len(texts), 7)),
+        fingerprint=folder_fingerprint(folder),
+        label="sentences",
+        origin={"source": str(folder)},
+    )
+    make(text_encoder=encoder).retriever.save(tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(InputError, match="needs sentence-transformers"):
+        Retriever.load(tmp_path / "model").search("a cat")
+    (folder / "modules.json").write_text('[{"type": "os.system"}]')
+    with pytest.raises(InputError, match="sentences has changed"):
+        Retriever.load(tmp_path / "model").search("a cat")
 
 
 @pytest.mark.slow  # it imports sentence-transformers

@@ -27,7 +27,7 @@ FIT = ["fit", "drawn", "-o", "model"]
 @pytest.fixture(scope="module")
 def drawings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawings") / "drawn"
-    make_scenes(40, size=48).write(folder)
+    make_scenes(30, size=48).write(folder)
     return folder
 
 

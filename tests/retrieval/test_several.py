@@ -389,7 +389,7 @@ class TestSaved:
 
 def test_a_database_keeps_them_and_others_follow(place, fresh):
     address = fresh()
-    few = place.pairs.select(range(40))
+    few = place.pairs.select(range(30))
     make(place, index=address).fit(few)
     follower = Retriever.connect(address)
     expected = follower.search(QUERY)

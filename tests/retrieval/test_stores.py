@@ -157,12 +157,12 @@ def queries_of(task, n=6):
 
 
 @pytest.mark.parametrize("task", ["search", "annotate"])
-@pytest.mark.parametrize("k", [1, 7, 1000])
-def test_search_returns_the_items_with_the_largest_inner_products(filled, task, k):
+def test_search_returns_the_items_with_the_largest_inner_products(filled, task):
     queries = queries_of(task)
-    matches = filled.store.search(task, queries, k, None, filled.version)
-    assert_matches(matches, expected(task, queries), k)
-    assert all(item.view == SEARCHED[task] for own in matches for item, _ in own)
+    for k in (1, 7, 1000):
+        matches = filled.store.search(task, queries, k, None, filled.version)
+        assert_matches(matches, expected(task, queries), k)
+        assert all(item.view == SEARCHED[task] for hits in matches for item, _ in hits)
 
 
 def test_equal_products_are_ordered_by_addition(empty):
@@ -213,22 +213,19 @@ def test_a_filter_by_ids_ignores_those_that_are_unknown_or_of_the_other_view(fil
     assert nothing == [[]] * len(queries)
 
 
-@pytest.mark.parametrize(
-    ("where", "fits"),
-    [
+def test_a_filter_by_metadata(filled):
+    for where, fits in (
         ({"colour": "blue"}, lambda n: n % 3 == 0),
         ({"colour": ["blue", "red"], "n": [4, 5, 6]}, lambda n: n in (4, 5, 6)),
         ({"colour": "blue", "n": 4}, lambda n: False),
         ({"n": 4.0}, lambda n: n == 4),
+        ({"n": [4, *range(100, 200)]}, lambda n: n == 4),
         ({"n": True}, lambda n: False),
         ({}, lambda n: True),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
-def test_a_filter_by_metadata(filled, where, fits):
-    queries, wanted = queries_of("search"), {f"i{n}" for n in range(30) if fits(n)}
-    matches = filled.store.search("search", queries, 99, parse_filter(where), filled.version)
-    assert_matches(matches, expected("search", queries, wanted), 99)
+    ):
+        queries, wanted = queries_of("search"), {f"i{n}" for n in range(30) if fits(n)}
+        matches = filled.store.search("search", queries, 99, parse_filter(where), filled.version)
+        assert_matches(matches, expected("search", queries, wanted), 99)
 
 
 def test_a_filter_by_ids_and_metadata(filled):
@@ -311,33 +308,21 @@ def test_items_are_added_and_searched(filled):
     assert [item.id for item in filled.store.items(image="a")] == ["a#0"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "it's",
-        '"quoted"',
-        "a;DROP TABLE items--",
-        "%s %(x)s",
-        "{0}",
-        "\\",
-        "猫",
-        "new\nline\u2028",
-        "é" * 999,
-    ],
-)
-def test_names_of_any_kind_are_stored(filled, name):
-    image = Item(name, "image", path=f"/{name}", metadata={name: name})
-    text = Item(f"{name}#0", "text", text=f"about {name}", image=name)
-    blocks = [
-        replace(make_block("image", [name]), items=[image]),
-        replace(make_block("text", [name]), items=[text]),
-    ]
-    filled.store.add(blocks, filled.version)
-    for where in (Filter(frozenset([name])), parse_filter({name: name})):
-        ((match,),) = filled.store.search("search", queries_of("search", 1), 9, where, filled.version)
-        assert match[0] == image
-    assert list(filled.store.items(image=name)) == [text]
-    assert filled.store.remove([name]) == 2
+def test_names_of_any_kind_are_stored(filled):
+    names = ["it's", '"quoted"', "a;DROP TABLE items--", "%s %(x)s", "{0}", "\\", "猫", "new\nline\u2028"]
+    for name in (*names, "é" * 999):
+        image = Item(name, "image", path=f"/{name}", metadata={name: name})
+        text = Item(f"{name}#0", "text", text=f"about {name}", image=name)
+        blocks = [
+            replace(make_block("image", [name]), items=[image]),
+            replace(make_block("text", [name]), items=[text]),
+        ]
+        filled.store.add(blocks, filled.version)
+        for where in (Filter(frozenset([name])), parse_filter({name: name})):
+            ((match,),) = filled.store.search("search", queries_of("search", 1), 9, where, filled.version)
+            assert match[0] == image
+        assert list(filled.store.items(image=name)) == [text]
+        assert filled.store.remove([name]) == 2
 
 
 def test_threads_search_while_one_adds_and_removes(filled):
@@ -365,20 +350,17 @@ def test_threads_search_while_one_adds_and_removes(filled):
     assert filled.store.count("image") == len(IMAGES) + 8
 
 
-@pytest.mark.parametrize(
-    ("blocks", "error"),
-    [
+def test_an_addition_that_fails_adds_nothing(filled):
+    for blocks, error in (
         ([make_block("image", ["new", "i3"])], TakenError),
         ([make_block("image", ["new"]), make_block("text", [TEXTS[0]])], TakenError),
         ([make_block("image", ["new", "new"])], InputError),
         ([make_block("image", ["new"]), make_block("text", ["new"])], InputError),
-    ],
-)
-def test_an_addition_that_fails_adds_nothing(filled, blocks, error):
-    with pytest.raises(error):
-        filled.store.add(blocks, filled.version)
-    assert filled.store.count() == 90
-    assert list(filled.store.items(ids=["new"])) == []
+    ):
+        with pytest.raises(error):
+            filled.store.add(blocks, filled.version)
+        assert filled.store.count() == 90
+        assert list(filled.store.items(ids=["new"])) == []
 
 
 def test_an_image_is_removed_with_its_captions(filled):
