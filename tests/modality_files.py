@@ -1,5 +1,6 @@
 """Pairs that are no images: tones with captions, molecules with names, time series with notes."""
 
+import re
 import wave
 from pathlib import Path
 
@@ -85,3 +86,24 @@ def write_series(folder: Path, repeats: int = 5) -> dict[str, str]:
     rows = (f'{name},"{note}"' for name, note in notes.items())
     (folder / "notes.csv").write_text("\n".join(["file,note", *rows, ""]), "utf-8")
     return notes
+
+
+def write_clips(folder: Path) -> dict[str, str]:
+    """Write the tones, one that is new and two that cannot be read; return the caption of each file name."""
+    captions = write_tones(folder)
+    write_tone(folder / "new.wav", "very high", "fast", "loud", np.random.default_rng(5))
+    (folder / "broken.wav").write_bytes(b"RIFF and nothing else")
+    (folder / "empty.wav").write_bytes(b"")
+    return captions
+
+
+_PARAMETERS = re.compile(
+    r"(--)?\bimage[_-](encoder|column)s?=?|(--)?\bimages(=FOLDER|=|\b(?=\.$))|--images?\b|regularization\.png|"
+    r"embed_images|image_ids|`image`"
+)
+"""Names of parameters and options, which are the same for all views."""
+
+
+def find_images(message: object) -> list[str]:
+    """Return the words about images in a message, other than names of parameters."""
+    return re.findall(r"\w*(?:image|photo|picture)\w*", _PARAMETERS.sub("", str(message)), re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Typed configs and the files beside them; ``retrieval/test_versions.py`` tests versions of a folder."""
+"""Typed configs and the files beside them; ``test_model_folders.py`` tests versions of a folder."""
 
 from typing import Any, TypedDict
 

@@ -22,53 +22,11 @@ from diptych import InputError, Retriever
 from diptych._persistence import read_tensors, write_tensors
 from saved_files import files_of, places, seal
 
-VALUES = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        7,
-        2**31,
-        10**9,
-        2**63,
-        -(2**70),
-        10**40,
-        0.5,
-        1e308,
-        -1e308,
-        float("nan"),
-        float("inf"),
-    ),
-    *(
-        "",
-        "x",
-        "²",
-        "1",
-        "hnsw",
-        "float16",
-        "hkse",
-        "pyramid",
-        "../../etc/passwd",
-        "/etc/passwd",
-        "\ud800",
-        "x" * 9999,
-    ),
-    *(
-        [],
-        [1],
-        [[[[[]]]]],
-        [None] * 50,
-        {},
-        {"a": 1},
-        {"unsaved": "x"},
-        {"gamma": "x"},
-        {"k": -1},
-        [1e308, -1],
-    ),
-]
+NUMBERS = [0, 1, -1, 7, 2**31, 10**9, 2**63, -(2**70), 10**40, 0.5, 1e308, -1e308]
+TEXTS = ["", "x", "²", "1", "hnsw", "float16", "hkse", "pyramid", "../../etc/passwd", "/etc/passwd", "\ud800"]
+LISTS = [[], [1], [[[[[]]]]], [None] * 50, [1e308, -1]]
+OBJECTS = [{}, {"a": 1}, {"unsaved": "x"}, {"gamma": "x"}, {"k": -1}]
+VALUES = [None, True, False, float("nan"), float("inf"), "x" * 9999, *NUMBERS, *TEXTS, *LISTS, *OBJECTS]
 
 
 def change_json(content, rng):

@@ -13,6 +13,14 @@ def made(views):
     return Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0))), x, y
 
 
+@pytest.fixture(scope="module")
+def named(views):
+    """A retriever that was made from named blocks."""
+    x, y, pairing = views()
+    x, y = {"resnet": x[:, :5], "dino": x[:, 5:]}, {"bert": y}
+    return Retriever.from_features(x, y, pairing, model=AWCCA(params=(2.0, 3.0)))
+
+
 def refused(words, action):
     with pytest.raises(InputError, match=words) as caught:
         action()
@@ -28,6 +36,43 @@ def test_k_must_be_a_whole_number_of_at_least_one(made, k):
         lambda: retriever.similar(image=x[0], k=k),
     ):
         refused("is not a number of hits", ask)
+
+
+@pytest.mark.parametrize("offset", [-1, 1.5, True, None, "2"])
+def test_an_offset_is_a_number(made, offset):
+    retriever, _, y = made
+    for ask in (retriever.search, lambda row, **options: retriever.similar(text=row, **options)):
+        refused(f"offset={offset!r} is not a number of hits", lambda ask=ask: ask(y[0], offset=offset))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ({"resnet": np.ones(5)}, "'dino' is missing. This model takes 'resnet' .5 features., 'dino' .3 feat"),
+        ({"resnet": np.ones(5), "dinner": np.ones(3)}, "'dino' is missing; 'dinner' is unknown"),
+        ({"resnet": np.ones(4), "dino": np.ones(3)}, r"'resnet' has shape \[4\]"),
+        ({"resnet": np.ones((2, 5)), "dino": np.ones((3, 3))}, "differ in their number of rows"),
+        ({"resnet": np.ones(5), "dino": np.ones((1, 3))}, "differ in their number of rows"),
+        ({"resnet": np.ones(()), "dino": np.ones(3)}, r"'resnet' has shape \[\]"),
+        ({}, "'resnet' is missing; 'dino' is missing"),
+        ({"resnet": np.full(5, np.nan), "dino": np.ones(3)}, "NaN"),
+        ({"resnet": ["a"] * 5, "dino": np.ones(3)}, "not numbers"),
+    ],
+)
+def test_wrong_blocks_are_named_in_one_message(named, blocks, message):
+    refused(message, lambda: named.annotate(blocks))
+    refused(message, lambda: named.add(blocks, ids=["new"]))
+
+
+def test_a_model_without_names_says_so(made):
+    retriever, x, y = made
+    refused("image features have no named blocks", lambda: retriever.annotate({"a": x[0]}))
+    refused("X has no blocks", lambda: Retriever.from_features({}, y))
+    pairs = PairedViews(PairedDataset(tuple(map(str, range(60))), ("",) * 60, range(60)), x, y[:60])
+    unfitted = Retriever(None, None)
+    refused(
+        "9 columns in all, but they have 8", lambda: unfitted.fit(pairs, layout={"image": {"a": 4, "b": 5}})
+    )
 
 
 @pytest.mark.parametrize("ask", ["search", "annotate", "embed_images", "embed_texts", "image", "text"])

@@ -116,14 +116,6 @@ def test_a_part_of_a_fusion_composes_its_vectors(made):
         assert scores(retriever.search(y[3], k=N, plus=[item], **part))["5"] > scores(plain)["5"]
 
 
-def test_composed_queries_have_no_probabilities(made):
-    retriever, _, y = made
-    hits = retriever.search(y[3], plus=[y[4]])
-    assert {hit.probability for hit in hits} == {None}
-    with pytest.raises(InputError, match="min_probability"):
-        retriever.search(y[3], plus=[y[4]], min_probability=0.1)
-
-
 @pytest.mark.parametrize(
     ("parts", "words"),
     [

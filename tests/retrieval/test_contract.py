@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, Fusion, InputError, Retriever
+from diptych.data import PairedDataset, PairedViews
 from diptych.retrieval import Hits
 from diptych.retrieval._folder import save_published
 from tolerance import assert_same_hits, rounding
@@ -152,9 +153,11 @@ def saved(tmp_path_factory):
     return get
 
 
-@pytest.fixture(
-    params=["cosine", "l2", "float16", "graph", "blocks", "fusion", "scenes", "several", "postgresql"]
-)
+MEMORY = ["cosine", "l2", "float16", "graph", "blocks", "fusion", "scenes", "several"]
+in_a_database_too = pytest.mark.parametrize("case", [*MEMORY, "postgresql"], indirect=True)
+
+
+@pytest.fixture(params=MEMORY)
 def case(request, variants, saved):
     """A variant that may be changed: loaded from a folder, or in a schema of its own."""
     name = request.param
@@ -217,6 +220,30 @@ def test_one_query_gives_hits_and_several_a_list_of_them(case):
             assert_same_hits(alone, several[row], case.tolerance)
             assert_same_hits(search(take(queries, [row]), k=3)[0], several[row], case.tolerance)
         assert [hit.score for hit in alone] == sorted((hit.score for hit in alone), reverse=True)
+
+
+@pytest.mark.parametrize("case", ["blocks", "fusion"], indirect=True)
+@pytest.mark.filterwarnings("ignore:these are training pairs")
+def test_named_blocks_are_their_columns_side_by_side(case):
+    retriever, named, joined = case.retriever, [], []
+    for view, inputs, ask, embed, first in (
+        ("image", case.images, retriever.annotate, retriever.embed_images, "0"),
+        ("text", case.texts, retriever.search, retriever.embed_texts, "0#0"),
+    ):
+        blocks = dict(reversed(take(inputs, range(4)).items()))  # their order is the model's business
+        rows = np.hstack([blocks[name] for name in retriever.fitted.layout(view)])
+        np.testing.assert_allclose(embed(blocks), embed(rows), atol=1e-6)
+        for hits, expected in zip(ask(blocks), ask(rows), strict=True):
+            assert_same_hits(hits, expected, case.tolerance)
+        for query in ({name: block[0].tolist() for name, block in blocks.items()}, rows[0]):
+            assert_same_hits(ask(query), ask(rows)[0], case.tolerance)
+            assert retriever.similar(**{view: query}, k=1)[0].id == first
+        named.append(blocks)
+        joined.append(rows)
+    pairs = PairedDataset(tuple("abcd"), ("",) * 4, range(4))
+    evaluations = [retriever.evaluate(PairedViews(pairs, *views)) for views in (named, joined)]
+    assert evaluations[0] == evaluations[1]
+    assert retriever.add(*(take(blocks, 0) for blocks in named), ids=["a"]) == ["a", "a#0"]
 
 
 def test_more_than_there_is_gives_everything_once(case):
@@ -297,6 +324,7 @@ def test_a_composed_query_is_a_sum(case):
     assert scores == sorted(scores)
 
 
+@in_a_database_too
 def test_what_is_added_is_found_until_it_is_removed(case):
     retriever, fitted = case.retriever, case.retriever.fitted
     n_items = retriever.store.count()
@@ -324,10 +352,12 @@ def test_what_is_added_is_found_until_it_is_removed(case):
     assert retriever.similar(image=take(case.images, N), k=1)[0].id == "new 0"
 
 
+@in_a_database_too
 def test_a_refit_learns_from_what_was_added(case, tmp_path):
     retriever = case.retriever
     pairs = retriever.fitted.load_moments().count
     case.add_new()
+    grown = case.open_again(tmp_path / "grown", mmap=True)
     vectors = retriever.embed_images(take(case.images, range(3)))
     assert retriever.refit() is retriever
     assert retriever.info()["facts"]["refitted"] == {"pairs": pairs + NEW, "before": pairs}
@@ -336,9 +366,15 @@ def test_a_refit_learns_from_what_was_added(case, tmp_path):
     assert retriever.similar(image=take(case.images, N), k=1)[0].id == "new 0"
     again = case.open_again(tmp_path / "refitted")
     assert again.fitted.load_moments().count == pairs + NEW
+    assert again.views == grown.views
     assert_same_answers(case, again, retriever)
+    if not grown.store.shared:  # pairs that were saved before are learned from as well
+        assert_same_answers(case, grown.refit(), retriever)
+    # Without anything new nothing changes, but for what a fusion carries over.
+    assert_same_answers(replace(case, tolerance=max(2e-3, case.tolerance)), again.refit(), grown)
 
 
+@in_a_database_too
 def test_it_is_opened_again_with_all_its_changes(case, tmp_path):
     retriever = case.retriever
     case.add_new()
@@ -355,6 +391,7 @@ def test_it_is_opened_again_with_all_its_changes(case, tmp_path):
             assert list(again.store.items(view)) == list(retriever.store.items(view))
 
 
+@in_a_database_too
 def test_a_published_model_answers_alike_and_can_be_changed(case, tmp_path):
     if case.retriever.store.shared:
         with pytest.raises(InputError, match="items of this model are in a database and are not published"):

@@ -1,15 +1,10 @@
 """Groups of near-identical items of every store, the contact sheet, and the command."""
 
-import base64
-import io
-import re
 import shutil
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from commands import refused, run, run_json
 from diptych import AWCCA, Fusion, InputError, Retriever
 from diptych.data._duplicates import LEAST_SIMILARITY
 from diptych.retrieval import _near_duplicates
@@ -51,11 +46,7 @@ def test_copies_are_found_by_their_features(make, rng, shape):
 
 @pytest.mark.parametrize(
     "model",
-    [
-        AWCCA(params=(2.0, 3.0)),
-        AWCCA(params=(2.0, 3.0), similarity="l2"),
-        Fusion(grid=3, verbose=False),
-    ],
+    [AWCCA(params=(2.0, 3.0)), AWCCA(params=(2.0, 3.0), similarity="l2"), Fusion(grid=3, verbose=False)],
     ids=["cosine", "l2", "fusion"],
 )
 def test_without_features_the_vectors_are_compared(make, rng, shape, model):
@@ -123,102 +114,6 @@ def test_wrong_arguments_are_one_sentence(make, call, words):
         call(make().retriever)
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """A model of images on disk; two are saved again as JPEG, one of them twice, and one has a nasty name."""
-    folder = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(3)
-    nouns = ["dog", "cat", "horse", "bird", "boat", "child"]
-    places = ["beach", "field", "road", "snow", "river", "city", "park", "wall", "hill", "farm"]
-    captions = [f"a {noun} on the {place}" for noun in nouns for place in places]
-    table = ["image,caption"]
-    for number, caption in enumerate(captions):
-        coarse = Image.fromarray(rng.integers(0, 255, (4, 4, 3), np.uint8))
-        coarse.resize((64, 48), Image.BICUBIC).save(folder / f"{number}.png")
-        table.append(f"{number}.png,{caption}")
-    for name, source in {"again.jpg": 5, "5 & <b>.jpg": 5, "other.jpg": 9}.items():
-        Image.open(folder / f"{source}.png").save(folder / name, quality=90)
-        table.append(f"{name},{captions[source].capitalize()}!")
-    (folder / "pairs.csv").write_text("\n".join(table), "utf-8")
-    options = ["--images", folder, "--image-encoder", "pyramid", "--text-encoder", "hkse", "--quiet"]
-    fitted = run("fit", folder / "pairs.csv", "-o", folder / "model", *options)
-    assert fitted.exit_code == 0, fitted.output
-    return folder
-
-
-GROUPS = [["5.png", "again.jpg", "5 & <b>.jpg"], ["9.png", "other.jpg"]]
-
-
-def test_the_command_lists_groups_and_says_the_threshold(photos):
-    shown = run("duplicates", photos / "model")
-    assert shown.exit_code == 0, shown.output
-    told = run_json("duplicates", photos / "model")
-    assert [[item["id"] for item in group["items"]] for group in told["groups"]] == GROUPS
-    assert told["view"] == "image"
-    assert told["items"] == 63
-    assert told["compared"] == "features"
-    lines = shown.stdout.splitlines()
-    assert lines[0].startswith("1: 3 items, similarity at least 0.9")
-    assert lines[1].startswith("  5.png: ")
-    last = "2 groups of near-identical images, 5 of 63 images (cosine of the features at least "
-    assert f"{last}{told['threshold']:.4f})" in shown.stdout
-    assert "chosen from the data" in shown.stdout
-    exact = run("duplicates", photos / "model", "--threshold", 1)
-    assert exact.stdout.splitlines()[1:] == [
-        f"  again.jpg: {photos / 'again.jpg'}",
-        f"  5 & <b>.jpg: {photos / '5 & <b>.jpg'}",
-        "1 group of near-identical images, 2 of 63 images (cosine of the features at least 1.0000)",
-    ]
-    assert run("duplicates", photos / "model", "--quiet").stdout == ""
-
-
-def test_texts_with_another_case_or_punctuation_are_found(photos):
-    told = run_json("duplicates", photos / "model", "--view", "text")
-    texts = [[item["text"] for item in group["items"]] for group in told["groups"]]
-    assert texts == [
-        ["a dog on the city", "A dog on the city!", "A dog on the city!"],
-        ["a dog on the farm", "A dog on the farm!"],
-    ]
-
-
-def test_the_command_explains_mistakes(photos):
-    assert "--threshold 2" in refused("duplicates", photos / "model", "--threshold", 2)
-    assert "--view 'sound'" in refused("duplicates", photos / "model", "--view", "sound")
-    assert "not a folder" in refused("duplicates", photos / "nothing")
-    folder = photos / "taken.html"
-    folder.mkdir(exist_ok=True)
-    assert "taken.html" in refused("duplicates", photos / "model", "--out", folder)
-
-
-def test_a_contact_sheet_contains_its_images_and_escapes_texts(photos, tmp_path):
-    sheet = tmp_path / "sheets" / "sheet.html"
-    shown = run("duplicates", photos / "model", "--out", sheet)
-    assert shown.exit_code == 0, shown.output
-    assert f"wrote {sheet}" in shown.stdout.replace("\n", "")
-    html = sheet.read_text("utf-8")
-    images = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
-    assert len(images) == 5
-    assert Image.open(io.BytesIO(base64.b64decode(images[0]))).size == (64, 48)
-    assert "5 &amp; &lt;b&gt;.jpg" in html
-    assert "<b>" not in html
-    assert not re.search(r"(?:src|href)=\"(?!data:|#)", html)
-    assert "2 groups of near-identical images" in html
-
-
-def test_images_that_are_gone_are_named(photos, tmp_path):
-    sheet = tmp_path / "sheet.html"
-    shutil.copytree(photos / "model", tmp_path / "model")
-    away = photos.rename(photos.with_name("away"))
-    try:
-        told = run_json("duplicates", tmp_path / "model", "--out", sheet)
-    finally:
-        away.rename(photos)
-    assert len(told["groups"]) == 2
-    html = sheet.read_text("utf-8")
-    assert "data:image" not in html
-    assert "<li>again.jpg</li>" in html
-
-
 def test_a_sheet_of_texts_and_the_limits_of_a_sheet(make, tmp_path, monkeypatch):
     retriever = make().retriever
     n = SHEET_GROUPS + 5
@@ -237,6 +132,21 @@ def test_a_sheet_of_texts_and_the_limits_of_a_sheet(make, tmp_path, monkeypatch)
     none = retriever.duplicates("image", threshold=1)
     none.write_sheet(tmp_path / "none.html")
     assert "No near-identical images" in (tmp_path / "none.html").read_text("utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:.*lies? far")
+def test_a_sheet_of_images_shows_those_that_are_there(pictures, drawn, tmp_path):
+    shutil.copy(drawn.paths[0], tmp_path / "copy.png")
+    pictures.add([tmp_path / "copy.png", drawn.paths[0]], ids=["copy", "again"])
+    (tmp_path / "copy.png").unlink()
+    groups = pictures.duplicates(threshold=0.999999)
+    assert {"copy", "again"} <= {
+        item["id"] for group in groups.to_json()["groups"] for item in group["items"]
+    }
+    groups.write_sheet(tmp_path / "sheet.html")
+    html = (tmp_path / "sheet.html").read_text("utf-8")
+    assert "copy" in html
+    assert html.count("data:image") == sum(len(group.items) for group in groups) - 1
 
 
 def test_features_are_read_in_blocks(make, rng, shape, monkeypatch):

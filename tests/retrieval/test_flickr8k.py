@@ -5,7 +5,9 @@ import pytest
 
 from diptych import AWCCA, Retriever, retrieval_scores
 from diptych.data import PairedViews, open_features, read_pairs
+from diptych.fusion import Block, Fusion
 from diptych.retrieval.stores._faiss import VectorIndex
+from tolerance import rounding
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 NORMALIZE = ("unit", "unit")
@@ -150,3 +152,39 @@ def test_a_run_gives_the_same_metrics_elsewhere(retriever, flickr, task, tmp_pat
         assert low < result[task][name] < high
     # Beyond the 100 items of the run, a reciprocal rank is below 1 / 100.
     assert result[task]["mrr"] == pytest.approx(100 * computed[measures.RR], abs=0.5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        AWCCA(params={"search": (3.0, 30.0), "annotate": (5.0, 20.0)}, normalize=("unit", "unit")),
+        Fusion(
+            grid=2,
+            blocks={"x": Block("unit", pieces=2), "y": Block("sqrt-unit")},
+            hubness=("csls",),
+            weightings=("residual",),
+            bank=500,
+        ),
+    ],
+    ids=["awcca", "fusion"],
+)
+def test_exported_files_rank_as_the_retriever(flickr, tmp_path, model):
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pairs, x, y = flickr
+    retriever = Retriever.from_features(x, y, pairs.pairing, splits=pairs.splits, model=model)
+    test = y[pairs.caption_rows(pairs.image_rows("test"))[:1000]]
+    vectors = []
+    for view, rows in (("text", test), ("image", x)):
+        path = tmp_path / f"{view}.onnx"
+        retriever.export_onnx(path, view=view)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        vectors.append(session.run(["vectors"], {"features": rows})[0])
+    queries, items = vectors
+    scores = queries @ items.T
+    best = np.argsort(-scores, axis=1)[:, :10]
+    hits = np.array([[int(hit.id) for hit in own] for own in retriever.search(test, k=10)])
+    assert np.mean(best == hits) > 0.999
+    lengths = np.linalg.norm(queries, axis=1).max() * np.linalg.norm(items, axis=1).max()
+    apart = np.take_along_axis(scores, best, 1) - np.take_along_axis(scores, hits, 1)
+    assert np.abs(apart).max() <= rounding(np.float32, x.shape[1] + y.shape[1] + queries.shape[1], lengths)

@@ -43,6 +43,22 @@ def test_a_poor_graph_says_so(rng):
     assert indexed(scattered).build_graph(scattered[::30], neighbours=2).recall < 0.9
 
 
+def test_a_poor_graph_lists_the_same_for_every_k(rng):
+    vectors = rng.normal(size=(3000, 48)).astype(np.float32)
+    index = VectorIndex(48)
+    index.add(np.arange(3000), vectors)
+    assert index.build_graph(neighbours=2).recall < 0.8
+    allowed = np.arange(0, 3000, 2)
+    for only in (None, allowed):
+        scores, keys = index.search(vectors[:5], 3000, allowed=only)
+        n = 3000 if only is None else len(only)
+        assert all(len(set(row[:n].tolist())) == n and set(row[n:].tolist()) <= {-1} for row in keys)
+        for k in (1, 10, 99, 100, 101, 399, 400, 401, 1600, 1700):
+            shorter = index.search(vectors[:5], k, allowed=only)
+            np.testing.assert_array_equal(shorter[1], keys[:, :k])
+            np.testing.assert_array_equal(shorter[0], scores[:, :k])
+
+
 def test_items_that_come_and_go_after_the_build_are_honoured(vectors):
     tested, queries = indexed(vectors), vectors[:40]
     tested.build_graph()
@@ -57,14 +73,20 @@ def test_items_that_come_and_go_after_the_build_are_honoured(vectors):
     assert not np.isin(tested.search(queries, 30)[1], np.r_[best, 5000:5020]).any()
 
 
-@pytest.mark.parametrize("share", [0.9, 0.5, 0.12, 0.02, 0.001])
-@pytest.mark.parametrize("newer", [0, 50])
-def test_filters_are_kept_and_selective_ones_are_exact(vectors, share, newer):
-    tested, queries = indexed(vectors), vectors[:50]
+@pytest.fixture(scope="module", params=[0, 50])
+def grown(request, vectors):
+    """An index with a graph, and perhaps some newer vectors."""
+    tested = indexed(vectors)
     tested.build_graph()
-    if newer:
-        tested.add(np.arange(3000, 3000 + newer), vectors[:newer])
-    allowed = np.flatnonzero(np.random.default_rng(1).random(3000 + newer) < share)
+    if request.param:
+        tested.add(np.arange(3000, 3000 + request.param), vectors[: request.param])
+    return tested
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.12, 0.02, 0.001])
+def test_filters_are_kept_and_selective_ones_are_exact(grown, vectors, share):
+    tested, queries = grown, vectors[:50]
+    allowed = np.flatnonzero(np.random.default_rng(1).random(len(tested)) < share)
     keys = tested.search(queries, 10, allowed=allowed)[1]
     exact = tested.search(queries, 10, allowed=allowed, exact=True)[1]
     assert np.isin(keys[keys >= 0], allowed).all()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from diptych import InputError, Retriever
+from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._model_folder import RECORD, new_version
 from diptych._persistence import CONFIG, write_config
 from diptych.data import read_pairs
@@ -43,9 +43,10 @@ def hub():
 def place(tmp_path_factory):
     """A model of drawn scenes with a network, all in a folder that nobody should learn of."""
     folder = tmp_path_factory.mktemp("hidden-place")
-    make_scenes(60).write(folder / "scenes")
+    make_scenes(60, size=64).write(folder / "scenes")
     write_network(folder / "colours.onnx")
-    retriever = Retriever(folder / "colours.onnx", "hkse").fit(read_pairs(folder / "scenes"))
+    text = HKSE(word_features=60, sentence_features=60)
+    retriever = Retriever(folder / "colours.onnx", text, AWCCA(grid=4)).fit(read_pairs(folder / "scenes"))
     retriever.save(folder / "model")
     return folder
 
@@ -264,7 +265,7 @@ def test_a_model_that_is_too_large_is_not_downloaded(hub, published, client):
             Retriever.from_pretrained("ada/scenes", max_gigabytes=1e-5)
         except InputError as error:
             print(json.dumps(str(error)))
-        """,
+        """
     )
     assert "more than max_gigabytes=1e-05; raise that to download it" in message
     assert not [request for request in hub.requests if request.endswith("index.safetensors")]
@@ -306,26 +307,14 @@ def test_errors_are_one_sentence(hub, published, place, client, tmp_path):
         (["hf_ada", "push", model, "ada/-x-"], "'ada/-x-' is not the name of a repository"),
         (["hf_ada", "push", model, "ada/new", "--license", "mine"], '"license" must be one of'),
         (["hf_ada", "pull", "ada/none", "--out", out], "there is no ada/none on the Hub"),
-        (
-            ["hf_bob", "pull", "ada/private", "--out", out],
-            "no ada/private on the Hub, or you may not see it",
-        ),
+        (["hf_bob", "pull", "ada/private", "--out", out], "no ada/private on the Hub, or you may not see it"),
         (["wrong", "pull", "ada/private", "--out", out], "needs a valid login"),
         (["hf_ada", "pull", "ada/private", "--revision", "v9", "--out", out], "has no such revision"),
         (["hf_ada", "pull", "ada/private", "--out", str(place / "scenes")], "is not a diptych retriever"),
         (["hf_ada", "pull", "ada/private", "--images", "none", "--out", out], "none is not a folder"),
-        (
-            ["hf_ada", "pull", "ada/damaged", "--out", out],
-            "items.jsonl is not as it was written",
-        ),
-        (
-            ["hf_ada", "pull", "ada/other", "--out", out],
-            "ada/other is not a model of diptych",
-        ),
-        (
-            ["hf_ada", "pull", "ada/broken", "--out", out],
-            "the Hub answered 500 for ada/broken",
-        ),
+        (["hf_ada", "pull", "ada/damaged", "--out", out], "items.jsonl is not as it was written"),
+        (["hf_ada", "pull", "ada/other", "--out", out], "ada/other is not a model of diptych"),
+        (["hf_ada", "pull", "ada/broken", "--out", out], "the Hub answered 500 for ada/broken"),
         (["hf_ada", "push", model, "ada/broken"], "the Hub answered 500 for ada/broken"),
     ]
     results = client(json.dumps([arguments for arguments, _ in cases]), code=code)

@@ -14,10 +14,7 @@ from diptych.retrieval.stores.postgres._connection import Address
 from diptych.retrieval.stores.postgres._schema import MIGRATIONS, Version, create_vectors, migrate
 from filled_stores import fill, unit_rows
 
-LATER = (
-    "ALTER TABLE {schema}.versions ADD note text",
-    "CREATE TABLE {schema}.later (id bigint)",
-)
+LATER = ("ALTER TABLE {schema}.versions ADD note text", "CREATE TABLE {schema}.later (id bigint)")
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
 from diptych.encoders import OnnxEncoder, Recipe, image_encoder, sentence_encoder
+from diptych.encoders._text import folder_fingerprint
 from diptych.scenes import make_scenes
 from saved_files import edit_config, files_of
 from tolerance import assert_same_hits, rounding
@@ -20,42 +23,22 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 
-def write_network(path, *, lowest=0.0, largest=255.0, metadata=None, side=32, layout="NCHW"):
-    """A network that wants values from ``lowest`` to ``largest``; it sees colours in steps on 8 × 8 tiles.
-
-    An image with any value outside gives zeros.
-    """
+def write_bare_network(path, metadata=None, layout="NCHW"):
+    """Write a network that averages tiles of images of 32 × 32, and does not say how they are prepared."""
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
-    shape = ["n", 3, side, side] if layout == "NCHW" else ["n", side, side, 3]
-    constants = [
-        helper.make_tensor("step", floats, [], [largest / 4]),
-        helper.make_tensor("low", floats, [], [lowest]),
-        helper.make_tensor("high", floats, [], [largest * 1.001]),
-    ]
-    nodes = (
-        [] if layout == "NCHW" else [helper.make_node("Transpose", ["pixels"], ["nchw"], perm=[0, 3, 1, 2])]
-    )
-    image = "nchw" if nodes else "pixels"
+    nodes = []
+    if layout == "NHWC":
+        nodes = [helper.make_node("Transpose", ["pixels"], ["image"], perm=[0, 3, 1, 2])]
     nodes += [
-        helper.make_node("ReduceMin", [image], ["least"], axes=[1, 2, 3], keepdims=1),
-        helper.make_node("ReduceMax", [image], ["most"], axes=[1, 2, 3], keepdims=1),
-        helper.make_node("GreaterOrEqual", ["least", "low"], ["above"]),
-        helper.make_node("LessOrEqual", ["most", "high"], ["below"]),
-        helper.make_node("And", ["above", "below"], ["within"]),
-        helper.make_node("Cast", ["within"], ["counts"], to=floats),
-        helper.make_node("Div", [image, "step"], ["steps"]),
-        helper.make_node("Floor", ["steps"], ["whole"]),
-        helper.make_node("Mul", ["whole", "counts"], ["seen"]),
-        helper.make_node("AveragePool", ["seen"], ["tiles"], kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node(
+            "AveragePool", ["image" if nodes else "pixels"], ["tiles"], kernel_shape=[8, 8], strides=[8, 8]
+        ),
         helper.make_node("Flatten", ["tiles"], ["features"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "steps",
-        [helper.make_tensor_value_info("pixels", floats, shape)],
-        [helper.make_tensor_value_info("features", floats, ["n", 3 * (side // 8) ** 2])],
-        constants,
-    )
+    shape = ["n", 3, 32, 32] if layout == "NCHW" else ["n", 32, 32, 3]
+    pixels = helper.make_tensor_value_info("pixels", floats, shape)
+    features = helper.make_tensor_value_info("features", floats, ["n", 48])
+    graph = helper.make_graph(nodes, "tiles", [pixels], [features])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     helper.set_model_props(model, metadata or {})
     onnx.save(model, path)
@@ -65,18 +48,18 @@ def write_network(path, *, lowest=0.0, largest=255.0, metadata=None, side=32, la
 @pytest.fixture(scope="module")
 def drawings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawings") / "scenes"
-    make_scenes(80, size=48).write(folder)
+    make_scenes(40, size=48).write(folder)
     return read_pairs(folder)
 
 
 def small(image, **options):
-    text = HKSE(word_features=60, sentence_features=60)
+    text = HKSE(word_features=40, sentence_features=40)
     return Retriever(image, text, AWCCA(params=(5.0, 5.0)), **options)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_the_input_size_is_read_from_the_graph(tmp_path, layout):
-    path = write_network(tmp_path / "n.onnx", layout=layout)
+    path = write_bare_network(tmp_path / "n.onnx", layout=layout)
     encoder = OnnxEncoder(path)
     assert encoder.assumed
     assert encoder.recipe == Recipe.preset("imagenet-32")
@@ -87,7 +70,7 @@ def test_the_input_size_is_read_from_the_graph(tmp_path, layout):
 def test_the_usual_recipe_is_assumed_and_said_once(tmp_path, drawings):
     from diptych.encoders import open_image
 
-    encoder = OnnxEncoder(write_network(tmp_path / "n.onnx"))
+    encoder = OnnxEncoder(write_bare_network(tmp_path / "n.onnx"))
     image = open_image(drawings.paths[0])
     with pytest.warns(
         DataWarning, match="n.onnx does not say .*; imagenet-32 is assumed. .* --recipe caffe "
@@ -100,7 +83,7 @@ def test_the_usual_recipe_is_assumed_and_said_once(tmp_path, drawings):
 
 
 def test_a_fit_says_once_which_recipe_is_assumed(tmp_path, drawings):
-    path = write_network(tmp_path / "n.onnx", lowest=-3.0, largest=3.0)
+    path = write_bare_network(tmp_path / "n.onnx")
     with pytest.warns(DataWarning, match="imagenet-32 is assumed") as caught:
         fitted = small(str(path)).fit(drawings)
     assert len(caught) == 1
@@ -112,7 +95,7 @@ def test_a_fit_says_once_which_recipe_is_assumed(tmp_path, drawings):
 
 
 def test_what_the_file_says_is_taken(tmp_path):
-    path = write_network(tmp_path / "n.onnx", metadata={"diptych.recipe": '"unit-32"'})
+    path = write_bare_network(tmp_path / "n.onnx", metadata={"diptych.recipe": '"unit-32"'})
     assert (OnnxEncoder(path).recipe, OnnxEncoder(path).assumed) == (Recipe.preset("unit-32"), False)
     (tmp_path / "n.json").write_text('{"preset": "bytes-32"}')
     assert OnnxEncoder(path).recipe == Recipe.preset("bytes-32")
@@ -125,12 +108,22 @@ def test_a_named_encoder_is_used_in_silence(drawings):
         small("pyramid").fit(drawings)
 
 
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory, drawings):
+    """The drawings and their texts as features, and the encoder of the texts."""
+    path = write_bare_network(tmp_path_factory.mktemp("network") / "n.onnx")
+    retriever = small(OnnxEncoder(path, "bytes-32")).fit(drawings)
+    return retriever.encode(drawings), retriever.encoders.hkse
+
+
 class TestAModelRemembersItsEncoder:
     @pytest.fixture
-    def place(self, tmp_path, monkeypatch, drawings):
+    def place(self, tmp_path, monkeypatch, drawings, encoded):
+        """The working folder, with a network, a model that was made with it, and an image."""
         monkeypatch.chdir(tmp_path)
-        path = write_network(tmp_path / "n.onnx")
-        small(OnnxEncoder(path, "bytes-32")).fit(drawings).save("model")
+        encoder = OnnxEncoder(write_bare_network(tmp_path / "n.onnx"), "bytes-32")
+        options = {"image_encoder": encoder, "text_encoder": encoded[1], "model": AWCCA(params=(5.0, 5.0))}
+        Retriever.from_features(encoded[0].x, encoded[0].y, drawings.pairing, **options).save("model")
         shutil.copy(drawings.paths[0], "image.png")
         return tmp_path
 
@@ -155,15 +148,6 @@ class TestAModelRemembersItsEncoder:
         assert files == [place / "n.onnx"]
         for folder in ("model", "copy"):
             assert Retriever.load(folder).annotate("image.png") == retriever.annotate("image.png")
-
-    def test_every_command_finds_it(self, place):
-        for command in (
-            ["annotate", "model", "image.png"],
-            ["similar", "model", "image.png", "--image"],
-            ["add", "model", "image.png"],
-            ["annotate", "model", "image.png"],
-        ):
-            run_json(*command)
 
     def test_a_changed_or_missing_file_is_never_opened(self, place, monkeypatch):
         files = self.opened(monkeypatch)
@@ -226,8 +210,8 @@ class TestAModelRemembersItsEncoder:
 
 def test_features_are_asked_with_the_recipe_that_made_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_network(tmp_path / "n.onnx")
-    make_scenes(80, size=48).write(tmp_path / "drawn")
+    write_bare_network(tmp_path / "n.onnx")
+    make_scenes(40, size=48).write(tmp_path / "drawn")
     network = ["--image-encoder", "n.onnx", "--recipe", "bytes"]
     encoded = run("encode", "images", "drawn", *network, "-o", "x")
     assert encoded.exit_code == 0, encoded.output
@@ -247,6 +231,27 @@ def write_hub_cache(cache, repository, folder):
     (place / "refs" / "main").write_text("0" * 40)
 
 
+def test_a_folder_of_a_text_encoder_is_compared_before_it_is_opened(make, tmp_path, monkeypatch):
+    folder = tmp_path / "sentences"
+    folder.mkdir()
+    (folder / "modules.json").write_text("[]")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    encoder = SimpleNamespace(
+        encode=lambda texts: np.ones((len(texts), 7)),
+        fingerprint=folder_fingerprint(folder),
+        label="sentences",
+        origin={"source": str(folder)},
+    )
+    make(text_encoder=encoder).retriever.save(tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(InputError, match="needs sentence-transformers"):
+        Retriever.load(tmp_path / "model").search("a cat")
+    (folder / "modules.json").write_text('[{"type": "os.system"}]')
+    with pytest.raises(InputError, match="sentences has changed"):
+        Retriever.load(tmp_path / "model").search("a cat")
+
+
+@pytest.mark.slow  # it imports sentence-transformers
 class TestATextEncoderIsRemembered:
     @pytest.fixture
     def opened(self, minilm, monkeypatch):

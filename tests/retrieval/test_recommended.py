@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,16 @@ FIT = ["fit", "drawn", "-o", "model"]
 @pytest.fixture(scope="module")
 def drawings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawings") / "drawn"
-    make_scenes(60, size=48).write(folder)
+    make_scenes(30, size=48).write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Small networks where fastembed keeps what it downloaded."""
+    pytest.importorskip("fastembed")
+    folder = tmp_path_factory.mktemp("cache")
+    write_fastembed_cache(folder)
     return folder
 
 
@@ -47,11 +57,18 @@ def without(monkeypatch, place):
 
 
 @pytest.fixture
-def weights(place):
+def weights(place, cache, monkeypatch):
     """fastembed is installed, and has networks under the recommended names."""
-    pytest.importorskip("fastembed")
-    write_fastembed_cache(place / "cache")
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(cache))
     return place
+
+
+def encoding_notes(**encoders):
+    """Return what encoding a few pairs says of encoders that nobody named."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DataWarning)
+        model(**encoders).encode(read_pairs("drawn").select(range(5)))
+    return [str(warning.message) for warning in caught]
 
 
 def notes(result):
@@ -134,11 +151,8 @@ class TestWithoutFastembed:
         assert run_json("info", "model")["encoders"]["image"]["name"] == "pyramid"
 
     def test_texts_have_a_note_of_their_own(self, without):
-        with pytest.warns(DataWarning) as caught:
-            views = model(image_encoder="pyramid").encode(read_pairs("drawn"))
-        (note,) = (str(each.message) for each in caught)
+        (note,) = encoding_notes(image_encoder="pyramid")
         assert "no text encoder was named, so hkse is fitted on the captions" in note
-        assert views.y.shape[1] == HKSE().sentence_features
 
     def test_features_can_be_encoded(self, without):
         (note,) = notes(run("encode", "images", "drawn", "-o", "x"))
@@ -148,7 +162,7 @@ class TestWithoutFastembed:
 
 
 class TestWithFastembed:
-    def test_both_are_used_and_said_in_one_line(self, weights):
+    def test_both_are_used_and_said_in_one_line_and_imported_when_they_encode(self, weights):
         (note,) = notes(run(*FIT, *config(model={"grid": 3}), "-q"))
         assert f"{VISION} for images (MIT, 0.34 GB) and {TEXT} for texts (MIT, 0.25 GB)" in note
         assert '--preset "best" is better' in note
@@ -162,21 +176,26 @@ class TestWithFastembed:
         image = next((weights / "drawn").rglob("*.png"))
         assert run_json("annotate", "model", image)["answers"][0]["hits"]
 
+        code = (
+            "import sys; from diptych import Retriever; Retriever(); Retriever.load('model').info(); "
+            "print(sorted({'fastembed', 'onnxruntime', 'huggingface_hub'} & set(sys.modules)))"
+        )
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert json.loads(shown.stdout.replace("'", '"')) == [], shown.stderr
+
     def test_the_preset_is_not_advised_where_it_is_used(self, weights):
-        (note,) = notes(run(*FIT, "--preset", "best", "-q"))
+        (note,) = notes(run(*FIT, "--preset", "best", *config(hkse=SMALL), "-q"))
         assert VISION in note
         assert "preset" not in note
 
     def test_each_view_is_decided_on_its_own(self, weights):
-        small = config(model={"grid": 3})
-        (note,) = notes(run(*FIT, "--text-encoder", "hkse", *small, "-q"))
-        assert VISION in note
-        assert TEXT not in note
-        (note,) = notes(run("fit", "drawn", "-o", "b", "--image-encoder", "pyramid", *small, "-q"))
-        assert TEXT in note
-        assert VISION not in note
-        both = ["--image-encoder", "pyramid", "--text-encoder", "hkse"]
-        assert notes(run("fit", "drawn", "-o", "c", *both, *small, "-q")) == []
+        (note,) = encoding_notes(text_encoder=HKSE(**SMALL))
+        assert (VISION in note, TEXT in note) == (True, False)
+        (note,) = encoding_notes(image_encoder="pyramid", text_encoder="auto")
+        assert (VISION in note, TEXT in note) == (False, True)
+        assert encoding_notes(image_encoder="pyramid", text_encoder=HKSE(**SMALL)) == []
+        (note,) = encoding_notes(image_encoder="auto")
+        assert (VISION in note, TEXT in note) == (True, True)
 
     def test_options_of_hkse_mean_hkse(self, weights):
         (note,) = notes(run(*FIT, *config(model={"grid": 3}, hkse=SMALL), "-q"))
@@ -191,11 +210,6 @@ class TestWithFastembed:
         assert TEXT in note
         assert notes(run("encode", "text", "drawn", "-o", "z", "--random-state", 3)) == []  # of hkse
         assert "the default encoder" in refused("encode", "text", "drawn", "-o", "w", "--device", "cuda")
-
-    def test_auto_is_a_name(self, weights):
-        arguments = ["--image-encoder", "auto", "--text-encoder", "auto", *config(model={"grid": 3}), "-q"]
-        (note,) = notes(run(*FIT, *arguments))
-        assert VISION in note
 
     def test_an_option_without_effect_is_refused(self, weights):
         words = "--random-state has no effect"
@@ -217,7 +231,7 @@ class TestWithoutWeights:
         pytest.importorskip("fastembed")
         retriever = model()
         assert "image encoder auto; text encoder auto" in repr(retriever)
-        views = model(image_encoder="pyramid", text_encoder="hkse").encode(read_pairs("drawn"))
+        views = model(image_encoder="pyramid", text_encoder=HKSE(**SMALL)).encode(read_pairs("drawn"))
         retriever.fit(views)
         assert retriever.search(views.y[0])
         with pytest.raises(InputError, match="no text encoder here"):
@@ -228,27 +242,16 @@ class TestWithoutWeights:
         ):
             model().encode(read_pairs("drawn"))
 
-    def test_work_that_another_encoder_began_is_not_continued(self, place):
-        pytest.importorskip("fastembed")
-        arguments = ["--text-encoder", "hkse", *config(model={"grid": 3})]
+    def test_work_that_another_encoder_began_is_not_continued(self, place, cache, monkeypatch):
+        arguments = ["--text-encoder", "hkse", *config(model={"grid": 3}, hkse=SMALL)]
         begun = ["--image-encoder", "pyramid", "-o", ".model.features/images"]
         (place / ".model.features").mkdir()
         assert run("encode", "images", "drawn", *begun).exit_code == 0
-        write_fastembed_cache(place / "cache")
+        monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(cache))
         message = refused(*FIT, *arguments)
         assert "made with another encoder (pyramid" in message
         assert "name that encoder to resume" in message
         assert run(*FIT, *arguments, "--image-encoder", "pyramid", "-q").exit_code == 0
-
-
-def test_importing_and_loading_do_not_import_fastembed(weights):
-    run(*FIT, *config(model={"grid": 3}), "-q")
-    code = (
-        "import sys; from diptych import Retriever; Retriever(); Retriever.load('model').info(); "
-        "print(sorted({'fastembed', 'onnxruntime', 'huggingface_hub'} & set(sys.modules)))"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert json.loads(shown.stdout.replace("'", '"')) == [], shown.stderr
 
 
 class TestThePage:
@@ -261,6 +264,7 @@ class TestThePage:
             for each in RECOMMENDED
         ]
 
+    @pytest.mark.slow
     def test_the_examples_run(self, weights):
         drawn = write_photos(weights, 60, size=48)
         for i in (1, 2):
@@ -283,6 +287,7 @@ class TestThePage:
         loaded = Retriever.load("model", encoders.image, encoders.text)
         assert loaded.search("a red star") == names["retriever"].search("a red star")
 
+    @pytest.mark.slow
     def test_the_commands_run(self, weights):
         write_photos(weights, 40, size=48)
         write_network(weights / "resnet50.onnx")

@@ -2,10 +2,6 @@
 
 import json
 import os
-import shutil
-import subprocess
-import sys
-import threading
 import tracemalloc
 from functools import partial
 
@@ -13,8 +9,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, Fusion, InputError, Retriever, _persistence
-from diptych._model_folder import lock_for_serving, new_version
-from diptych._persistence import FORMAT_VERSION, TENSORS, check_format
+from diptych._persistence import FORMAT_VERSION, check_format
 from diptych.cca import Moments
 from diptych.encoders import PyramidDescriptor, sentence_encoder
 from saved_files import edit_config, files_of
@@ -37,16 +32,6 @@ def test_the_estimator_of_a_loaded_retriever_is_made_when_it_is_asked_for(make, 
         made.x, made.y, made.pairing
     )
     loaded.refit()
-
-
-def test_a_mapped_model_is_compared_with_its_checksum(make, tmp_path):
-    make().retriever.save(tmp_path / "model")
-    file = files_of(tmp_path / "model") / TENSORS
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(InputError, match="checksum differs"):
-        Retriever.load(tmp_path / "model", mmap=True)
 
 
 def test_a_model_that_was_selected_comes_back_with_its_path_and_card(views, same_answers, tmp_path):
@@ -130,7 +115,7 @@ def test_mapped_vectors_and_features_stay_on_disk(make, tmp_path, monkeypatch):
 
 
 def test_a_mapped_model_takes_little_memory(rng, tmp_path):
-    x = rng.normal(size=(8000, 200)).astype(np.float32)
+    x = rng.normal(size=(2000, 150)).astype(np.float32)
     Retriever.from_features(x, x[:, :9], model=AWCCA(params=(9.0, 9.0))).save(tmp_path / "model")
     memory = {}
     for mmap in (True, False):
@@ -197,14 +182,6 @@ def test_the_card_is_written_after_a_fit_or_refit_and_not_after_an_addition(make
 
 
 class TestEncoders:
-    def test_a_loaded_hkse_knows_the_same_words(self, pictures, fitted):
-        # The loaded one computes the words of a query alone, the fitted one all words at once.
-        query = "a red star at night"
-        hits, expected = pictures.search(query, k=10), fitted.search(query, k=10)
-        assert_same_hits(hits, expected, rounding(np.float32, 4000))
-        with pytest.raises(InputError, match="no word that the model knows"):
-            pictures.search("zzyzx qwrtp")
-
     def test_a_missing_encoder_is_named_in_one_sentence(self, make):
         made = make()
         for ask in (
@@ -287,22 +264,22 @@ class TestEncoders:
         assert Retriever("pyramid", encoder).encoders.text is encoder
 
 
-@pytest.mark.parametrize("name", ["猫", "new\nline\u2028", "\u0000", '"quoted"', "../../up", "é" * 999])
-def test_names_of_any_kind_come_back(make, tmp_path, name):
-    made = make()
+def test_names_of_any_kind_come_back(make, tmp_path):
+    made, names = make(), ["猫", "new\nline\u2028", "\u0000", '"quoted"', "../../up", "é" * 999]
     made.retriever.add(
-        made.x[:1],
-        made.y[:1],
-        ids=[name],
-        texts=[f"about {name}"],
-        paths=[f"/{name}"],
-        metadata={name: {name: name}},
+        made.x[:6],
+        made.y[:6],
+        ids=names,
+        texts=[f"about {name}" for name in names],
+        paths=[f"/{name}" for name in names],
+        metadata={name: {name: name} for name in names},
     )
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model")
-    assert loaded.search(made.y[0], where=[name]) == made.retriever.search(made.y[0], where=[name])
-    assert loaded.annotate(made.x[0], where=[f"{name}#0"])[0].text == f"about {name}"
-    assert loaded.remove(name) == 2
+    for row, name in enumerate(names):
+        assert loaded.search(made.y[0], where=[name]) == made.retriever.search(made.y[0], where=[name])
+        assert loaded.annotate(made.x[0], where=[f"{name}#{row}"])[0].text == f"about {name}"
+        assert loaded.remove(name) == 2
 
 
 def test_captions_that_are_no_strings_are_stored_as_such(make, tmp_path):
@@ -414,66 +391,3 @@ class TestRefused:
         with pytest.raises(InputError, match="is not fitted"):
             Retriever(None, None).save(tmp_path / "model")
         assert list(tmp_path.iterdir()) == []
-
-
-class TestLockForServing:
-    HOLD = (
-        "import sys\nfrom diptych._model_folder import lock_for_serving\n"
-        "with lock_for_serving(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
-    )
-
-    @pytest.fixture
-    def folder(self, make, tmp_path):
-        make().retriever.save(tmp_path / "model")
-        return tmp_path / "model"
-
-    def test_a_second_process_is_kept_out_until_the_first_is_done_or_dead(self, folder):
-        for how in ("ends", "dies"):
-            with subprocess.Popen(
-                [sys.executable, "-c", self.HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            ) as process:
-                assert process.stdout.readline() == b"held\n"
-                with (
-                    pytest.raises(InputError, match="is being changed by another process"),
-                    lock_for_serving(folder),
-                ):
-                    pass
-                if how == "dies":
-                    process.kill()
-                process.communicate()
-            with lock_for_serving(folder):
-                pass
-
-    def test_others_in_the_same_process_are_kept_out_too_along_any_way(self, folder, tmp_path):
-        (tmp_path / "link").symlink_to("model")
-        for other in (folder, tmp_path / "link", tmp_path / "link" / ".." / "model"):
-            with (
-                lock_for_serving(folder),
-                pytest.raises(InputError, match="another process"),
-                lock_for_serving(other),
-            ):
-                pass
-        with lock_for_serving(tmp_path / "link"):
-            pass
-
-    def test_a_folder_that_is_not_there_is_one_sentence_and_leaves_no_lock(self, tmp_path):
-        for folder in (tmp_path / "nothing", tmp_path / "no" / "such"):
-            with pytest.raises(InputError, match="is not a folder"), lock_for_serving(folder):
-                pass
-        assert list(tmp_path.iterdir()) == []
-
-
-def test_two_writers_wait_for_each_other(make, tmp_path):
-    made, done = make(), []
-    made.retriever.save(tmp_path / "model")
-    with new_version(tmp_path / "model", "retriever") as draft:
-        other = threading.Thread(target=lambda: (made.retriever.save(tmp_path / "model"), done.append(1)))
-        other.start()
-        other.join(0.3)
-        assert not done
-        assert draft.path.exists()
-        for path in draft.current.path.iterdir():
-            shutil.copy(path, draft.path)
-    other.join()
-    assert done
-    assert Retriever.load(tmp_path / "model").search(made.y[0]) == made.retriever.search(made.y[0])

@@ -1,0 +1,147 @@
+"""Commands on tones and molecules: the same as on images, under names of their own."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import config, refused, run, run_json
+from example_files import code_blocks
+from modality_files import find_images, make_molecules, write_clips, write_molecules
+
+PAGE = Path(__file__).parents[2] / "docs" / "modalities.md"
+SMALL = {"word_features": 100, "sentence_features": 100}
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """A folder with tones and the encoder of the page; and the caption of each file."""
+    folder = tmp_path_factory.mktemp("tones")
+    (folder / "encoders.py").write_text(code_blocks(PAGE)[0], "utf-8")
+    return folder, write_clips(folder)
+
+
+def test_the_page_on_audio_runs(clips, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(shutil.copytree(clips[0], tmp_path / "place"))
+    monkeypatch.syspath_prepend(str(tmp_path / "place"))
+    page = {}
+    exec(code_blocks(PAGE)[1], page)
+    *_, text = capsys.readouterr().out.splitlines()
+    assert text == clips[1]["7.wav"]
+    assert page["retriever"].item("new.wav") is not None
+    shutil.rmtree("model")
+    sys.modules.pop("encoders")
+    commands = [line for block in code_blocks(PAGE, "sh") for line in block.splitlines()]
+    assert len(commands) == 6
+    for line in commands:
+        words = shlex.split(line)[1:]
+        if words[0] == "serve":
+            words = ["serve", "--help"]
+        small = config(model={"grid": 4}, hkse=SMALL)
+        result = run(*words, *(small if words[0] == "fit" else []))
+        assert result.exit_code == 0, f"{line}: {result.output}"
+        assert words[0] == "serve" or not find_images(result.output), result.output
+    assert "120 audio items" in run("info", "model").output
+
+
+def test_the_commands_speak_of_audio(clips, tmp_path, monkeypatch):
+    folder, _ = clips
+    monkeypatch.chdir(folder)
+    model, encoder = tmp_path / "model", ("--image-encoder", "encoders.py:tones")
+    data = ("tones.csv", "--images", "clips")
+    small = config(model={"grid": 4}, hkse=SMALL)
+    fit = ("fit", *data, "--views", "audio,text", "--text-encoder", "hkse", "--out", model, *small)
+    messages = [
+        refused(*fit),
+        refused(*fit, "--image-encoder", "nothing.py:tones"),
+        refused(*fit, "--image-encoder", "encoders.py:nothing"),
+        refused(*fit, "--image-encoder", "encoders.py:spectrum").replace("diptych.encoders", ""),
+    ]
+    assert "there is no audio encoder for these pairs" in messages[0]
+    result = run(*fit, *encoder)
+    assert result.exit_code == 0, result.output
+    assert "120 audio items and 120 texts to search" in result.output
+    hits = run_json("search", model, "a very low tone, slow and quiet", "-k", "1")["answers"][0]["hits"]
+    assert hits[0]["path"].endswith(".wav")
+    messages += [
+        refused("annotate", model, "new.wav"),
+        refused("annotate", model, "new.wav", "new.wav"),
+        refused("annotate", model, *encoder),
+        refused("annotate", model, "broken.wav", *encoder),
+        refused("annotate", model, "missing.wav", "empty.wav", *encoder),
+        refused("add", model, "new.wav"),
+        refused("add", model, "new.wav", "--refit", *encoder),
+        refused("add", model, "broken.wav", *encoder),
+        refused("evaluate", model, *data),
+        refused("encode", "images", *data, "--views", "audio,text", "--out", tmp_path / "x"),
+        refused("check", "tones.csv", "--views", "audio"),
+        refused("check", "tones.csv", "--views", "audio,au/dio"),
+    ]
+    results = [
+        result,
+        run("info", model),
+        run("annotate", model, "new.wav", *encoder),
+        run("annotate", model, "new.wav", "missing.wav", *encoder),
+        run("similar", model, "new.wav", "--image", *encoder),
+        run("evaluate", model, *data, "--split", "all", *encoder),
+        run("add", model, "new.wav", *encoder),
+        run("encode", "images", *data, "--views", "audio,text", *encoder, "--out", tmp_path / "x"),
+        run(
+            "encode",
+            "text",
+            "tones.csv",
+            "--views",
+            "audio,text",
+            "--text-encoder",
+            "hkse",
+            "-o",
+            tmp_path / "y",
+        ),
+        run(
+            "fit",
+            tmp_path / "x",
+            tmp_path / "y",
+            "--views",
+            "audio,text",
+            "--out",
+            tmp_path / "z",
+            *config(model={"grid": 3}),
+        ),
+        run("check", *data, "--views", "audio,text"),
+        run("remove", model, "new.wav"),
+    ]
+    assert [each.exit_code for each in results] == [0, 0, 0, 1, *[0] * 8], [each.output for each in results]
+    assert "a very high tone, fast and loud" in results[2].stdout
+    for message in [*messages, *(each.output.replace("encoding images", "") for each in results)]:
+        assert not find_images(message), message
+
+
+def test_molecules_and_a_function_for_texts_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_molecules(tmp_path)
+    code = code_blocks(PAGE)[2].partition("retriever =")[0]
+    words = "lambda texts: np.array([[float(word in text.split()) for word in WORDS] for text in texts])"
+    listed = sorted({word for name in make_molecules().values() for word in name.split()})
+    words = words.replace("WORDS", repr(listed))
+    (tmp_path / "encoders.py").write_text(f"{code}\nwords = {words}\n", "utf-8")
+    encoders = ("--image-encoder", "encoders.py:encoder", "--text-encoder", "encoders.py:words")
+    small = config(model={"grid": 4})
+    fit = run("fit", "molecules.csv", "--views", "molecule,name", *encoders, "--out", "model", *small)
+    assert fit.exit_code == 0, fit.output
+    assert "80 molecules and 80 names to search" in fit.output
+    result = run("annotate", "model", "CCCCN", "CCO", "--image-encoder", "encoders.py:encoder", "-k", "1")
+    assert "an amine with four carbon atoms" in result.stdout
+    assert "an alcohol with two carbon atoms" in result.stdout
+    query = "an acid with three carbon atoms"
+    found = run("search", "model", query, "--text-encoder", "encoders.py:words", "-k", "1")
+    assert "CCC(=O)O" in found.stdout
+    assert run_json("add", "model", "CCCCCCCCCCCO", *encoders[:2])["added"] == ["CCCCCCCCCCCO"]
+    assert "there is no molecule encoder" not in refused("annotate", "model", "CCO")
+    (tmp_path / "more.csv").write_text(
+        "molecule,name\nCCCCCCCCCCCN,an amine with ten carbon atoms\n", "utf-8"
+    )
+    assert len(run_json("add", "model", "more.csv", "--refit", *encoders)["added"]) == 2
+    check = run("check", "molecules.csv", "--views", "molecule,name")
+    assert (check.exit_code, check.stdout.splitlines()[0]) == (0, "80 molecules (not split), 80 names")
