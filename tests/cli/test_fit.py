@@ -74,7 +74,6 @@ def test_settings_are_those_of_the_python_api(files):
     model |= {"solver": "svd", "normalize": ["unit", "none"]}
     settings = config(model=model, retriever={"keep_features": False})
     options = ["--filter", "tsvd", "--metric", "r@5", "--dtype", "float16", "--threads", 1]
-    options += ["--random-state", 3]  # which nothing here needs
     result = run(*FIT, *options, *settings)
     assert result.exit_code == 0, result.output
     retriever = Retriever.load("m")
@@ -405,6 +404,7 @@ def test_options_without_effect_are_refused(photos):
         ),
         ("fit x.npy y.npy -o m", {"hkse": {"word": "lin"}}, "word in [hkse] has no effect on features"),
         ("fit x.npy y.npy -o m --vectors v", {}, "--vectors has no effect on features"),
+        ("fit x.npy y.npy -o m --random-state 3", {"model": PARAMS}, "--random-state has no effect"),
         ("fit x.npy y.npy -o m --text-encoder hkse", {}, "fitted on captions"),
         ("fit x.npy y.npy -o m --images drawn", {}, "--images"),
         ("fit drawn/nothing.json -o m --image-column a", {}, "does not exist"),

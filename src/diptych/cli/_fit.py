@@ -27,6 +27,7 @@ from diptych.cli._run import (
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
+    from diptych.data import PairedDataset
     from diptych.fusion import Fusion
     from diptych.retrieval import Evaluation
 
@@ -152,6 +153,8 @@ def fit(
     if "validation_fraction" in settings["model"] and "val" in dataset.split_sizes():
         refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
     encoders = _choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
+    if not _draws(settings["model"], model.preset, encoders.text_encoder, dataset):
+        refuse_unused(model, ("random_state",), "here, where nothing is drawn at random")
     seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
     retriever = Retriever(
         encoders.open_image_encoder() or ("auto" if is_raw else None),
@@ -196,6 +199,19 @@ def _choose_text_encoder(
     if "hkse" not in names:
         refuse_settings(of_hkse, f"with --text-encoder {' and '.join(names)}; they belong to hkse")
     return replace(encoders, text_encoder=names)
+
+
+def _draws(
+    settings: dict[str, Any], preset: str | None, text_encoders: list[str] | None, dataset: PairedDataset
+) -> bool:
+    """Return whether a fit draws anything at random: features of hkse, pairs to hold out, or batches."""
+    from diptych.retrieval._recommended import default_encoder
+
+    uses_hkse = "hkse" in (text_encoders or ())
+    uses_hkse |= text_encoders == ["auto"] and default_encoder("text") is None
+    selects = settings.get("params") is None or settings.get("n_components") == "auto"
+    holds_out = selects and "val" not in dataset.split_sizes()
+    return uses_hkse or holds_out or preset is not None or bool(settings.get("polish"))
 
 
 def _describe_fit(info: dict[str, Any]) -> Iterator[str]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
 
@@ -50,6 +50,14 @@ class Progress:
     done: int  # including those of earlier runs
     total: int
     skipped: int  # because they could not be read
+    resumed: int  # done by earlier runs
+    seconds: float  # since this run began
+    waiting: float  # the part of it in which the encoder waited for decoded images
+
+    @property
+    def rate(self) -> float:
+        """Inputs per second in this run."""
+        return (self.done - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
@@ -161,6 +169,7 @@ class EncodedBatch:
     features: Features
     size: int
     unreadable: list[tuple[int, InputError]]
+    waiting: float
 
 
 @dataclass(frozen=True)
@@ -178,11 +187,15 @@ class Pipeline:
     def run(self, inputs: Sequence[Any], start: int = 0) -> Generator[EncodedBatch, None, None]:
         """Yield the batches of ``inputs`` from number ``start`` on."""
         window = self.batch_size + 2 * self.workers
-        with closing(prefetch(self.load, inputs[start:], self.workers, window)) as loaded:  # type: ignore[type-var]
+        loaded = prefetch(self.load, inputs[start:], self.workers, window)
+        try:
             for first in range(start, len(inputs), self.batch_size):
-                batch = list(islice(loaded, self.batch_size))
+                size = min(self.batch_size, len(inputs) - first)
+                begin = time.perf_counter()
+                batch = [next(loaded) for _ in range(size)]
+                waiting = time.perf_counter() - begin
                 unreadable = {i: x for i, x in enumerate(batch) if isinstance(x, InputError)}
-                good = [i for i in range(len(batch)) if i not in unreadable]
+                good = [i for i in range(size) if i not in unreadable]
                 features: Features = np.empty((0, 0))
                 if good:
                     rows, refused = self.encode([batch[i] for i in good])
@@ -190,7 +203,9 @@ class Pipeline:
                     if len(refused) < len(good):
                         features = _check_features(rows, len(good) - len(refused))
                 errors = [(first + i, unreadable[i]) for i in sorted(unreadable)]
-                yield EncodedBatch(features, len(batch), errors)
+                yield EncodedBatch(features, size, errors, waiting)
+        finally:
+            loaded.close()  # type: ignore[attr-defined]
 
 
 def make_image_pipeline(
@@ -233,14 +248,18 @@ def _write_store(
         # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
         job = msgspec.structs.replace(job, batch_size=previous.batch_size)
         pipeline = replace(pipeline, batch_size=previous.batch_size)
+    begin, waiting = time.perf_counter(), 0.0
     with closing(StoreWriter(folder, job)) as writer, closing(pipeline.run(inputs, writer.done)) as batches:
+        resumed = writer.done
         for batch in batches:
             features = batch.features if len(batch.features) else np.empty((0, job.dimension), job.dtype)
             # The path in a message may have bytes that are not UTF-8.
             skipped = [(i, str(error).encode(errors="replace").decode()) for i, error in batch.unreadable]
             writer.append(features, batch.size, skipped)
+            waiting += batch.waiting
             if progress is not None:
-                progress(Progress(writer.done, job.count, len(writer.skipped)))
+                seconds = time.perf_counter() - begin
+                progress(Progress(writer.done, job.count, len(writer.skipped), resumed, seconds, waiting))
         return writer.finish(ids)
 
 
