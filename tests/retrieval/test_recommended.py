@@ -68,7 +68,7 @@ def encoding_notes(**encoders):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DataWarning)
         model(**encoders).encode(read_pairs("drawn").select(range(5)))
-    return [str(warning.message) for warning in caught]
+    return [str(warning.message) for warning in caught if issubclass(warning.category, DataWarning)]
 
 
 def notes(result):
