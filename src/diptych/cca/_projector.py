@@ -39,6 +39,9 @@ UNCORRECTED = "uncorrected"
 
 BLOCK_BYTES = 2**27
 
+_SHORT = 1e-15
+"""A length below which float32 is not exact in the sum of squares."""
+
 Kind: TypeAlias = Literal["none", "csls"]
 KINDS: tuple[Kind, ...] = ("none", "csls")
 
@@ -194,6 +197,16 @@ class Projector:
         The correction of scores, for models that have this coordinate.
     names
         What messages call the features of both views.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diptych import AWCCA
+    >>> x = np.random.default_rng(0).normal(size=(50, 4))
+    >>> projector = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :3]).projector("search")
+    >>> scores = projector.queries(x[:5, :3]) @ projector.items(x).T
+    >>> scores.argmax(axis=1)
+    array([0, 1, 2, 3, 4])
     """
 
     task: Task
@@ -228,7 +241,7 @@ class Projector:
 
     def items(self, features: Any) -> Float32s:
         """Return vectors of items, from a matrix of features or named blocks of them."""
-        vectors = self._scale(self._project(features, self.searched), [part.weight for part in self.parts])
+        vectors = self._scale(*self._project(features, self.searched), [part.weight for part in self.parts])
         if self.euclidean:
             return np.hstack([vectors, -0.5 * np.sum(vectors**2, axis=1, keepdims=True)])
         if self.hubness is None:
@@ -237,8 +250,8 @@ class Projector:
 
     def queries(self, features: Any) -> Float32s:
         """Return vectors of queries, from a matrix of features or named blocks of them."""
-        projected = self._project(features, self.queried)
-        vectors = self._scale(projected, [1.0] * len(projected))
+        projected, lengths = self._project(features, self.queried)
+        vectors = self._scale(projected, lengths, [1.0] * len(projected))
         if not self._has_further:
             return vectors
         further = np.ones(len(vectors), np.float32)
@@ -318,30 +331,35 @@ class Projector:
         rows = to_numpy(check_view(features, f"{self.names[view]} features", n_features=self.width(view)))
         return split_blocks(rows, widths)
 
-    def _project(self, features: Any, view: ViewKey) -> list[Float32s]:
-        """Return the vectors of each part in float32, not yet of unit length."""
+    def _project(self, features: Any, view: ViewKey) -> tuple[list[Float32s], list[Float32s]]:
+        """Return the vectors of each part in float32, not yet of unit length, and their lengths."""
         blocks, shaped = self.split(features, view), dict[BlockUse, Floats]()
         with np.errstate(over="ignore", invalid="ignore"):
             blocks = {name: rows.astype(np.float32, copy=False) for name, rows in blocks.items()}
             projected = [part.view(view).project(blocks, shaped) for part in self.parts]
-            lengths = [np.linalg.norm(vectors, axis=1) for vectors in projected]
+            lengths = [np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in projected]
         if not np.isfinite(lengths).all():
             name = self.names[view]
             raise InputError(
                 f"{name} features hold values too large for float32, in which vectors are compared; divide "
                 f"all {name} features, those of the training pairs too, by one constant."
             )
-        return projected
+        return projected, lengths
 
-    def _scale(self, projected: Sequence[Float32s], weights: Sequence[float]) -> Float32s:
+    def _scale(
+        self, projected: Sequence[Float32s], lengths: Sequence[Float32s], weights: Sequence[float]
+    ) -> Float32s:
         """Return the parts side by side: as they are for ℓ2, or of the length of their weight."""
         if self.euclidean:
             return projected[0]
-        unit = [
-            rows if weight == 1.0 else rows * np.float32(weight)
-            for rows, weight in zip(map(to_unit_length, projected), weights, strict=True)
+        scaled = [
+            rows / (norms / np.float32(weight))
+            # The squares of short rows are not exact.
+            if norms.min(initial=1.0) > _SHORT
+            else to_unit_length(rows) * np.float32(weight)
+            for rows, norms, weight in zip(projected, lengths, weights, strict=True)
         ]
-        return np.asarray(unit[0] if len(unit) == 1 else np.concatenate(unit, axis=1), np.float32)
+        return np.asarray(scaled[0] if len(scaled) == 1 else np.concatenate(scaled, axis=1), np.float32)
 
 
 def split_blocks(features: Any, widths: Mapping[str, int]) -> dict[str, Any]:
