@@ -51,6 +51,7 @@ from pathlib import Path  # noqa: E402
 import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA  # noqa: E402
+from diptych.cca._projector import Correction, compute_offsets, csls_offsets  # noqa: E402
 from diptych.encoders import HKSE, RandomFourier  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
 from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
@@ -58,14 +59,9 @@ from diptych.fusion._fitting import Trial, choose_use, fit_part, make_uses  # no
 from diptych.fusion._hubness import (  # noqa: E402
     NEIGHBOURS,
     STRENGTHS,
-    Correction,
     Evaluator,
     PartScores,
-    append_gates,
-    append_offsets,
     choose_correction,
-    compute_offsets,
-    csls_offsets,
 )
 from diptych.fusion._members import FittedPart, LinearMaps, Use  # noqa: E402
 from diptych.ranking import ranks, retrieval_scores, summary  # noqa: E402
@@ -227,11 +223,11 @@ class Embedded:
     def measure_query(self, offsets: np.ndarray | None = None, active: np.ndarray | None = None) -> str:
         """Return what one query costs, with a coordinate for a correction or with a gate after the search."""
         extra = offsets is not None and active is None
-        items = append_offsets(self.items, offsets) if extra else self.items
+        items = np.hstack([self.items, -offsets[:, None]]) if extra else self.items
         start = clock()
         for row in range(100):
             query = self.embed(row)
-            scores = (append_gates(query) if extra else query) @ items.T
+            scores = (np.pad(query, ((0, 0), (0, 1)), constant_values=1) if extra else query) @ items.T
             (scores if active is None else gate_scores(scores, offsets, active)).argmax()
         return f"{items.shape[1]} coordinates, {(clock() - start) * 10:.1f} ms"
 

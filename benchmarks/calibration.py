@@ -80,22 +80,22 @@ class Measured:
     """A fitted retriever and the scores of its task on some pairs."""
 
     def __init__(self, retriever: Retriever, task: str) -> None:
-        self.embedding, self.task = retriever.searcher.embedding, task
+        self.projector = retriever.searcher.projectors[task]
         self.calibration = retriever.fitted.calibration[task]
 
     def score(self, x: np.ndarray, y: np.ndarray) -> Scores:
         """Return the scores of all pairs."""
         owner = np.arange(len(y)) // CAPTIONS
         queries, items, of_query, of_item = (y, x, owner, np.arange(len(x)))
-        if self.task == "annotate":
+        if self.projector.task == "annotate":
             queries, items, of_query, of_item = x, y, np.arange(len(x)), owner
         return self.compare(queries, items, of_query[:, None] == of_item, of_query)
 
     def compare(self, queries, items, right, image) -> Scores:
         """Return the scores of queries with items."""
-        vectors = self.embedding.queries(queries, self.task)
-        inner = vectors @ self.embedding.items(items, self.task).T
-        return Scores(self.embedding.scores(inner, vectors), right, image)
+        vectors = self.projector.queries(queries)
+        inner = vectors @ self.projector.items(items).T
+        return Scores(self.projector.scores(inner, vectors), right, image)
 
     def hits(self, scores: Scores) -> np.ndarray:
         """Return the probabilities of the ten best hits."""

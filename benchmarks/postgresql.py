@@ -107,18 +107,18 @@ def measure_ways(name: str, x, queries, model, server: str) -> list[dict[str, ob
             retriever, seconds = Retriever.connect(options["index"]), None
         else:
             retriever, seconds = load_items(x, model, **options)
-        embedding = retriever.searcher.embedding
+        projector = retriever.searcher.projectors["search"]
         if truth is None:
-            bare = faiss.IndexFlatIP(embedding.dimension("search"))
-            bare.add(embedding.items(x, "search"))
-            truth = bare.search(embedding.queries(queries, "search"), K)[1]
+            bare = faiss.IndexFlatIP(projector.dimension)
+            bare.add(projector.items(x))
+            truth = bare.search(projector.queries(queries), K)[1]
         same = [
             len({hit.id for hit in hits} & {f"image {i}" for i in best})
             for hits, best in zip(retriever.search(queries, K), truth, strict=True)
         ]
         rows.append(
             {
-                "vectors": f"{name}, {len(x):,} × {embedding.dimension('search')}",
+                "vectors": f"{name}, {len(x):,} × {projector.dimension}",
                 "index": way,
                 "loaded in": f"{seconds:.1f} s" if seconds else "",
                 "items a second": f"{len(x) / seconds:,.0f}" if seconds else "",

@@ -73,10 +73,10 @@ def measure_batches() -> None:
     )
     model = AWCCA(params=(1e4, 1e4), precision="float32")
     retriever = Retriever.from_features(x, y, model=model, keep_features=False)
-    embedding, index = retriever.searcher.embedding, retriever.store.indexes["search"]
+    projector, index = retriever.searcher.projectors["search"], retriever.store.indexes["search"]
     vectors = np.concatenate([chunk.vectors for chunk in index.chunks()])
     features = y[rng.choice(ITEMS, QUERIES, replace=False)]
-    queries = embedding.queries(features, "search")
+    queries = projector.queries(features)
     bare = faiss.IndexFlatIP(vectors.shape[1])
     bare.add(vectors)
     half = VectorIndex(vectors.shape[1], "float16")
@@ -150,7 +150,7 @@ def measure_probabilities() -> None:
                 "×": f"{times[1] / times[0]:.2f}",
             }
         )
-    record("probabilities_speed", rows, f"{ITEMS:,} × {own.embedding.dimension('search')} vectors, exact.")
+    record("probabilities_speed", rows, f"{ITEMS:,} × {own.projectors['search'].dimension} vectors, exact.")
 
 
 def measure_query() -> None:
@@ -162,15 +162,15 @@ def measure_query() -> None:
     retriever = Retriever(None, text, AWCCA(params=(1e3, 1.0), precision="float32"))
     retriever.fit(PairedViews(pairs, x, y))
     query = "a dog in the snow"
-    embedding, index = retriever.searcher.embedding, retriever.store.indexes["search"]
+    projector, index = retriever.searcher.projectors["search"], retriever.store.indexes["search"]
     features, _ = retriever.encoders.encode_queries([query])
-    vectors = embedding.queries(features, "search")
+    vectors = projector.queries(features)
     whole = measure_fastest(lambda: retriever.search(query, K), 50)
     steps = {
         "words → HKSE(rbf, rbf), 2,000 × 2,000": measure_fastest(
             lambda: retriever.encoders.encode_queries([query]), 50
         ),
-        "HKSE → canonical vector": measure_fastest(lambda: embedding.queries(features, "search"), 50),
+        "HKSE → canonical vector": measure_fastest(lambda: projector.queries(features), 50),
         f"{len(index):,} × {index.dimension} inner products, 10 best": measure_fastest(
             lambda: index.search(vectors, K), 50
         ),

@@ -70,7 +70,7 @@ def measure_index(retriever: Any, texts: list[str], batch: int, k: int, seconds:
     import numpy as np
 
     features = retriever.encoders.encode_texts(texts[: batch * 8])
-    vectors = retriever.searcher.embedding.queries(features, "search")
+    vectors = retriever.searcher.projectors["search"].queries(features)
     index = retriever.store.indexes["search"]
     blocks = np.split(vectors, 8)
     index.search(blocks[0], k)

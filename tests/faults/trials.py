@@ -206,7 +206,7 @@ def load_beside_saves(folder, models, save, answer, rounds, rng, count):
 def loads_beside_saves(place, rounds, rng, count):
     """A process saves two models in turn without a pause; every load gives one of the two, whole."""
     models = [make_model(seed, name) for seed, name in enumerate(("one", "two"))]
-    query = np.linspace(-1, 1, models[0].searcher.embedding.features("text"))
+    query = np.linspace(-1, 1, models[0].searcher.width("text"))
 
     def save(model):
         model.base = None  # as one that was fitted, which replaces what is there
@@ -827,7 +827,7 @@ def weights_elsewhere(place, rounds, rng, count):
 def many_captions(place, rounds, rng, count):
     """With any number of captions for a held-out image there are probabilities, or a reason for none."""
     pairs = np.random.default_rng(0).normal(size=(2, 200, 5))
-    embedding = Retriever.from_features(*pairs, model=AWCCA(params=(1.0, 1.0))).searcher.embedding
+    projectors = Retriever.from_features(*pairs, model=AWCCA(params=(1.0, 1.0))).searcher.projectors
     while count.rounds < rounds:
         images, kind = rng.randint(100, 120), rng.choice(["many", "many", "few", "uneven"])
         captions = [rng.randint(501, 1100) if kind == "many" else rng.randint(1, 9)] * images
@@ -838,7 +838,7 @@ def many_captions(place, rounds, rng, count):
         x = generator.normal(size=(images, 5))
         y = x[pairing] + generator.normal(size=(len(pairing), 5))
         try:
-            found = fit_calibration(embedding, x, y, pairing, "drawn")
+            found = fit_calibration(projectors, x, y, pairing, "drawn")
         except Exception as error:
             count.check(False, f"{kind}, {max(captions)}: {error!r}")
             continue

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
+from diptych.cca._projector import Gate, Hubness, compute_offsets, csls_offsets, measure_distances
 from diptych.fusion import Correction
 from diptych.fusion._hubness import (
     MORE_NEIGHBOURS,
@@ -11,15 +12,9 @@ from diptych.fusion._hubness import (
     STRENGTHS,
     STRONGER,
     Evaluator,
-    Gate,
     PartScores,
-    append_gates,
-    append_offsets,
     choose_correction,
-    compute_offsets,
-    csls_offsets,
     make_rates,
-    measure_distances,
 )
 
 
@@ -34,9 +29,11 @@ def draw_vectors(seed, d=6):
 def test_csls_is_an_inner_product_with_one_more_coordinate(seed, k, strength):
     items, bank, queries = draw_vectors(seed)
     offsets = compute_offsets(items, bank, Correction("csls", strength, k), block_bytes=2000)
-    vectors = append_gates(queries) @ append_offsets(items, offsets).T
+    hubness = Hubness(Correction("csls", strength, k), bank)
+    np.testing.assert_allclose(hubness.item_coordinates(items), -offsets, atol=1e-12)
+    scores = queries @ items.T + np.outer(hubness.query_coordinates([queries]), -offsets)
     similar = np.sort(bank @ items.T, axis=0)[::-1][:k]
-    np.testing.assert_allclose(vectors, queries @ items.T - strength * similar.mean(axis=0), atol=1e-12)
+    np.testing.assert_allclose(scores, queries @ items.T - strength * similar.mean(axis=0), atol=1e-12)
 
 
 def test_full_csls_has_the_strength_one_half():

@@ -159,7 +159,6 @@ def test_the_bank_is_carried_over(fitted):
             again.members_[task],
             _draw_bank(fitted._settings(), task, (blocks, blocks, None)),
             view,
-            weighted=False,
         )
         stale = fitted.banks_[task]
         carried = again.banks_[task]

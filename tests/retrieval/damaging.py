@@ -201,7 +201,7 @@ def ask(folder, mmap):
     """Load a model and ask it everything; whether it answered, or what it said."""
     try:
         retriever = Retriever.load(folder, mmap=mmap)
-        widths = {view: retriever.searcher.embedding.features(view) for view in ("image", "text")}
+        widths = {view: retriever.searcher.width(view) for view in ("image", "text")}
         image, text = np.linspace(-1, 1, widths["image"]), np.linspace(-1, 1, widths["text"])
         check(retriever.search(text, k=5), 5, "image")
         weighting = "uncorrected" if "corrections" in retriever.info() else None

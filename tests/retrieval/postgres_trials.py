@@ -50,9 +50,9 @@ def fit(name, n, address):
 def check(retriever, query):
     """Check that all hits have vectors of one model; return the ids of the images."""
     hits = retriever.search(query, k=10**6)
-    embedding = retriever._current.get().embedding  # of the model that this search used
+    projector = retriever._current.get().projectors["search"]  # of the model that this search used
     names = [hit.id for hit in hits]
-    expected = embedding.items(rows(names, "image"), "search") @ embedding.queries(query[None], "search")[0]
+    expected = projector.items(rows(names, "image")) @ projector.queries(query[None])[0]
     np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-5)
     return names
 

@@ -101,16 +101,19 @@ def test_a_map_that_falls_is_refused():
 
 
 class Plain:
-    """An embedding of vectors that are compared as they are."""
+    """A projector of vectors that are compared as they are."""
 
-    def queries(self, features, task):
+    def queries(self, features):
         return features
 
-    def items(self, features, task):
+    def items(self, features):
         return features
 
     def scores(self, inner, queries):
         return inner
+
+
+PLAIN = {"search": Plain(), "annotate": Plain()}
 
 
 def make_unit_views(seed, n, captions, noise):
@@ -125,7 +128,7 @@ def make_unit_views(seed, n, captions, noise):
 def test_many_captions_of_an_image_are_no_error(captions):
     owner = np.repeat(np.arange(100), captions)
     x = np.random.default_rng(0).normal(size=(100, 4))
-    calibration = fit_calibration(Plain(), x, x[owner], owner, "drawn")
+    calibration = fit_calibration(PLAIN, x, x[owner], owner, "drawn")
     assert isinstance(calibration, str) or set(calibration) == {"search", "annotate"}
 
 
@@ -133,7 +136,7 @@ def test_many_captions_of_an_image_are_no_error(captions):
 def drawn_calibration(request):
     """The probabilities of drawn pairs, and how many captions an image has."""
     (x, y), owner = make_unit_views(0, 300, request.param, 1.6)
-    return fit_calibration(Plain(), x, y, owner, "drawn"), request.param
+    return fit_calibration(PLAIN, x, y, owner, "drawn"), request.param
 
 
 @pytest.mark.parametrize("n", [60, 250, 700])
@@ -257,7 +260,7 @@ def test_a_fusion_is_calibrated_before_it_sees_the_held_out_pairs(views, splits)
     known = retriever.info()["calibration"]
     assert known["search"]["on"] == retriever.info()["facts"]["selection"]["pairs"]
     assert retriever.search(y[0])[0].probability is not None
-    for name in retriever.searcher.embedding.masks("search"):
+    for name in retriever.searcher.projectors["search"].masks():
         assert retriever.search(y[0], weighting=name)[0].probability is None
         with pytest.raises(InputError, match="measured for plain queries, not .* a part of a fusion"):
             retriever.search(y[0], weighting=name, min_probability=0.1)

@@ -33,7 +33,7 @@ def made(request, views):
     x[:, :5] = y[:, :4] @ rng.normal(size=(4, 5)) + rng.normal(size=(N, 5))
     x[:, 5:] = y[:, 4:] @ rng.normal(size=(4, 4)) + rng.normal(size=(N, 4))
     retriever = Retriever.from_features({"a": x[:, :5], "b": x[:, 5:]}, {"y": y}, pairing, model=model)
-    assert set(retriever.searcher.embedding.masks("search")) == {"uncorrected", "a × y", "b × y"}
+    assert set(retriever.searcher.projectors["search"].masks()) == {"uncorrected", "a × y", "b × y"}
     return retriever, x, y
 
 
@@ -75,7 +75,7 @@ def test_the_order_of_parts_is_of_no_importance(made, query, parts, data):
         minus = [(y[row], weight) for row, weight, added in parts if not added]
         return retriever.search(y[query], k=N, plus=plus, minus=minus)
 
-    vectors = retriever.searcher.embedding.queries(y, "search")[:, :-1].astype(float)
+    vectors = retriever.searcher.projectors["search"].queries(y)[:, :-1].astype(float)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     total = vectors[query] + sum(w * vectors[row] * (1 if added else -1) for row, w, added in parts)
     # What nearly cancels enlarges rounding.
@@ -108,7 +108,7 @@ def test_scores_of_a_sum_rank_as_the_sum_of_scores(made):
 
 def test_a_part_of_a_fusion_composes_its_vectors(made):
     retriever, x, y = made
-    for name in retriever.searcher.embedding.masks("search"):
+    for name in retriever.searcher.projectors["search"].masks():
         part = {"weighting": name}
         plain = retriever.search(y[3], k=N, **part)
         assert near(retriever.search(y[3], k=N, plus=[y[3]], **part), plain)

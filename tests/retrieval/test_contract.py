@@ -298,7 +298,7 @@ def test_pages_joined_are_one_long_search(case):
         lambda **page: case.retriever.search(take(case.texts, 3), where={"odd": True}, **page),
         lambda **page: case.retriever.similar(image=take(case.images, 3), **page),
     ]
-    for name in case.retriever.searcher.embedding.masks("search"):
+    for name in case.retriever.searcher.projectors["search"].masks():
         searches.append(lambda n=name, **p: case.retriever.search(take(case.texts, 3), weighting=n, **p))
     for search in searches:
         whole, ids, offset, more = names(search(k=N)), [], 0, True

@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from diptych import AWCCA, InputError, Retriever
-from diptych.cca._weighting import normalize
+from diptych.cca._projector import split_blocks
 from diptych.fusion import Block, Fusion, Part
-from diptych.fusion._blocks import apply_geometry
-from diptych.fusion._members import identity_blocks
 from diptych.retrieval import _export
-from diptych.retrieval._embedding import split_blocks
 from diptych.retrieval._items import SEARCHED
 from example_files import code_blocks
 from tolerance import rounding
@@ -127,26 +124,16 @@ def embed(retriever, view, task, features):
 
 def tolerances(retriever, rows, view, task):
     """Return how far float32 may take each vector: the sums of a row's projection against their result."""
-    model, embedding = retriever.fitted.model, retriever.searcher.embedding
+    model, projector = retriever.fitted.model, retriever.searcher.projectors[task]
     side = "x" if view == "image" else "y"
-    if isinstance(model, Fusion):
-        unit = identity_blocks([m.part for m in model.members_[task]], side)
-        blocks = split_blocks(rows, retriever.fitted.layout(view))
-        blocks = apply_geometry(model.geometry_[side], blocks, unit)
-        steps = [
-            (
-                m.part.features(blocks, side),
-                getattr(m.linear, f"{side}_mean"),
-                getattr(m.linear, f"{side}_map"),
-            )
-            for m in model.members_[task]
-        ]
-        # Weights add up to 1, so the offset is a mean of cosines, times its strength.
-        factor = 1 + model.corrections_[task].strength
-    else:
-        how, mean, weights = embedding.linear_map(view, task)
-        steps, factor = [(normalize(rows, how), mean, weights)], 1.0
-    terms = 2 * rows.shape[1] + embedding.dimension(task)
+    blocks, steps = projector.split(rows, side), []
+    for part in projector.parts:
+        view_map = part.view(side)
+        features = np.concatenate([use.apply(blocks[use.name]) for use in view_map.blocks], axis=1)
+        steps.append((features, view_map.mean, view_map.map))
+    # Weights add up to 1, so the offset is a mean of cosines, times its strength.
+    factor = 1 + (0.0 if projector.hubness is None else projector.hubness.correction.strength)
+    terms = 2 * rows.shape[1] + projector.dimension
     limits = []
     for features, mean, weights in steps:
         lengths = np.linalg.norm((features - mean).astype(np.float64) @ weights, axis=1)
@@ -272,7 +259,7 @@ def test_any_features_give_the_vectors_of_python(fit, sessions, data):
 def test_features_like_the_mean_give_a_zero_vector(fit, sessions):
     """There is nothing to divide by: the vector stays zero, as in Python."""
     retriever = fit("tikhonov")
-    mean = retriever.searcher.embedding.linear_map("text", "search")[1]
+    mean = retriever.searcher.projectors["search"].parts[0].y.mean
     found = feed(sessions["tikhonov", "text", "search"], split_blocks(mean[None], WIDTHS["text"]))
     assert not np.any(found)
     assert not np.any(retriever.embed_texts(mean))

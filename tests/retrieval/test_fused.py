@@ -287,7 +287,7 @@ def test_a_fusion_saved_without_moments_is_not_refitted(fused, tmp_path, blocks)
 
 def test_moments_of_another_model_are_refused(fused, tmp_path):
     Moments.zero(3, 4).save(tmp_path / "moments")
-    widths = fused.searcher.embedding.moment_widths()
+    widths = list(fused.fitted.core.moment_widths().values())
     with pytest.raises(InputError, match="belongs to a model of other features"):
         _parse_moments((tmp_path / "moments").read_bytes, tmp_path / "moments", widths)
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from diptych.cca._canonical import CanonicalModel, bjorck_golub, regularized_cca
     from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
     from diptych.cca._moments import Moments
+    from diptych.cca._projector import Projector
     from diptych.cca._spectra import Spectra, moments_from_spectra, spectra, spectra_from_moments
     from diptych.cca._streaming import Engine
     from diptych.cca._weighting import maps, normalize, powers, project
@@ -18,6 +19,7 @@ __all__ = [
     "CanonicalModel",
     "Engine",
     "Moments",
+    "Projector",
     "Spectra",
     "SpectralFilter",
     "Tikhonov",
@@ -42,6 +44,7 @@ __getattr__, __dir__ = export_lazily(
         "_canonical": ["CanonicalModel", "bjorck_golub", "regularized_cca"],
         "_filters": ["SpectralFilter", "Tikhonov", "TruncatedSVD", "g_hard", "g_soft"],
         "_moments": ["Moments"],
+        "_projector": ["Projector"],
         "_spectra": ["Spectra", "moments_from_spectra", "spectra", "spectra_from_moments"],
         "_streaming": ["Engine"],
         "_weighting": ["maps", "normalize", "powers", "project"],

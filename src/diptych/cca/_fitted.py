@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from array_api_compat import is_array_api_obj
 
-from diptych._arrays import Array, is_sparse, to_numpy
+from diptych._arrays import Array, fields_to_numpy, is_sparse, to_numpy
 from diptych._checks import (
     TASKS,
     InputError,
@@ -40,10 +40,19 @@ from diptych.cca._filters import (
     TruncatedSVD,
     check_filter,
 )
-from diptych.cca._moments import PRECISIONS, Precision
+from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._polish import take_polish
+from diptych.cca._projector import VIEWS, BlockUse, PartMaps, Projector, ViewKey, ViewMap
 from diptych.cca._spectra import SOLVERS, Spectra
-from diptych.cca._weighting import Projection, Weighting, check_normalization, check_weighting, model_factors
+from diptych.cca._weighting import (
+    Projection,
+    Weighting,
+    check_normalization,
+    check_weighting,
+    maps,
+    model_factors,
+    normalize,
+)
 from diptych.cca.selection._grids import Path
 from diptych.ranking import metric
 
@@ -282,6 +291,34 @@ class FittedAWCCA:
             if view is not None
         ]
         return vectors[0] if len(vectors) == 1 else tuple(vectors)
+
+    def projector(self, task: str = "search") -> Projector:
+        """Return what turns features into the vectors of a task, without the estimator."""
+        self._check_fitted()
+        name = check_task(task)
+        linear_maps = maps(fields_to_numpy(self.models_[name]), self.weighting, name)
+        x, y = (
+            ViewMap((BlockUse(view, how),), *(np.ascontiguousarray(to_numpy(a), np.float32) for a in arrays))
+            for view, how, *arrays in zip(
+                VIEWS, self.normalize, (self.x_mean_, self.y_mean_), linear_maps, strict=True
+            )
+        )
+        return Projector(
+            name, (PartMaps("x × y", x, y),), self.block_widths(), euclidean=self.similarity == "l2"
+        )
+
+    def block_widths(self) -> dict[ViewKey, dict[str, int]]:
+        """Return the number of features of both views, each of which is one block."""
+        return {"x": {"x": len(self.x_mean_)}, "y": {"y": len(self.y_mean_)}}
+
+    def make_moments(self, X: Array, y: Array, pairing: Any = None) -> Moments:
+        """Return the moments of more pairs, as the model's are: of normalised features."""
+        x, y = normalize(X, self.normalize[0]), normalize(y, self.normalize[1])
+        return Moments.of(x, y, pairing, precision=self.precision)
+
+    def moment_widths(self) -> dict[str, int]:
+        """Return the numbers of columns of both views in the model's moments."""
+        return {"x": len(self.x_mean_), "y": len(self.y_mean_)}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically.

@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike
 
 from diptych._arrays import Array, Floats, to_numpy
 from diptych._checks import (
-    QUERY_VIEW,
     SEARCHED_VIEW,
     TASKS,
     InputError,
@@ -25,12 +24,24 @@ from diptych._checks import (
     check_choice,
     check_pairing,
     check_task,
+    check_view,
 )
 from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import Schema, Tensors, take_array
 from diptych.cca._moments import Moments, Precision
 from diptych.cca._polish import take_polish
-from diptych.cca._weighting import to_unit_length
+from diptych.cca._projector import (
+    VIEWS,
+    BlockUse,
+    Correction,
+    Gate,
+    Hubness,
+    PartMaps,
+    Projector,
+    ViewKey,
+    ViewMap,
+    split_blocks,
+)
 from diptych.fusion._blocks import (
     Blocks,
     Pairs,
@@ -41,15 +52,13 @@ from diptych.fusion._blocks import (
     sum_pairs,
     unit_key,
 )
-from diptych.fusion._hubness import Correction, Gate, append_gates, append_offsets, compute_offsets
 from diptych.fusion._members import (
     LinearMaps,
     Member,
     Part,
     Use,
-    embed_members,
     identity_blocks,
-    project_members,
+    name_members,
 )
 from diptych.ranking import metric, ranks
 
@@ -245,16 +254,25 @@ class FittedFusion:
         estimator.__dict__.update(self.__dict__)
         return estimator
 
+    def projector(self, task: str = "search") -> Projector:
+        """Return what turns features into the vectors of a task, without the estimator."""
+        self._check_fitted()
+        name = check_task(task)
+        members = self.members_[name]
+        parts = tuple(
+            PartMaps(label, self._map_view(member, "x"), self._map_view(member, "y"), member.weight)
+            for label, member in zip(name_members(members), members, strict=True)
+        )
+        hubness = Hubness(self.corrections_[name], self.banks_[name], self.gates_[name])
+        return Projector(name, parts, self.block_widths(), hubness=hubness)
+
     def items(self, features: Views, task: str = "search") -> Floats:
         """Return float32 vectors of the items of ``task`` (X for search, Y for annotate).
 
         Their inner products with ``queries`` are scores. The last coordinate is the hubness correction.
         """
-        self._check_fitted()
-        name = check_task(task)
-        view = SEARCHED_VIEW[name]
-        vectors = embed_members(self.members_[name], self._shape(features, name, view), view, weighted=True)
-        return append_offsets(vectors, compute_offsets(vectors, self.banks_[name], self.corrections_[name]))
+        projector = self.projector(task)
+        return projector.items(self._as_blocks(features, projector.searched))
 
     def queries(self, features: Views, task: str = "search") -> Floats:
         """Return float32 vectors of the queries of ``task`` (Y for search, X for annotate).
@@ -262,13 +280,8 @@ class FittedFusion:
         The last coordinate is the share of the hubness correction that a query gets: 1, or less if it is
         far from the training queries.
         """
-        self._check_fitted()
-        name = check_task(task)
-        view = QUERY_VIEW[name]
-        projected = project_members(self.members_[name], self._shape(features, name, view), view)
-        vectors = np.concatenate([np.asarray(to_unit_length(rows)) for rows in projected], axis=1)
-        gate = self.gates_[name]
-        return append_gates(vectors, 1.0 if gate is None else gate.compute(np.concatenate(projected, axis=1)))
+        projector = self.projector(task)
+        return projector.queries(self._as_blocks(features, projector.queried))
 
     @overload
     def transform(self, X: Views, y: None = None, *, task: str = "search") -> Floats: ...
@@ -375,7 +388,8 @@ class FittedFusion:
         """
         self._check_fitted()
         parts = [member.part for members in self.members_.values() for member in members]
-        pairs = shape_pairs(self.geometry_, as_pairs(X, y, pairing), parts)
+        views = self._as_blocks(X, "x"), self._as_blocks(y, "y")
+        pairs = shape_pairs(self.geometry_, as_pairs(*views, pairing), parts)
         return sum_pairs(pairs, self.precision)[0].moments
 
     def moment_widths(self) -> dict[str, int]:
@@ -401,10 +415,28 @@ class FittedFusion:
         self.geometry_, self.members_, self.corrections_ = models.geometry, models.members, models.corrections
         self.banks_, self.gates_ = models.banks, models.gates
 
-    def _shape(self, features: Any, task: Task, view: str) -> Blocks:
-        """Return features of a view as blocks in the geometry that the members of a task expect."""
-        unit = identity_blocks((member.part for member in self.members_[task]), view)
-        return apply_geometry(self.geometry_[view], as_blocks(features, view), unit)
+    def block_widths(self) -> dict[ViewKey, dict[str, int]]:
+        """Return names and widths of the feature blocks of both views."""
+        return {view: {name: g.width for name, g in self.geometry_[view].items()} for view in VIEWS}
+
+    def _as_blocks(self, features: Any, view: ViewKey) -> Blocks:
+        """Return features of a view as named blocks; a matrix may have all of them side by side."""
+        widths = self.block_widths()[view]
+        blocks = as_blocks(features, view)
+        if isinstance(features, Mapping) or list(widths) == [view]:
+            return blocks
+        return split_blocks(check_view(blocks[view], view.upper(), n_features=sum(widths.values())), widths)
+
+    def _map_view(self, member: Member, view: ViewKey) -> ViewMap:
+        """Return how a member projects a view, from features as they are encoded."""
+        part, uses = member.part, list[BlockUse]()
+        if part.kind == "identity":
+            uses.append(BlockUse(getattr(part, view)[0], "unit"))
+        else:
+            for name, scale in zip(*part.columns(view), strict=True):
+                geometry = self.geometry_[view][name]
+                uses.append(BlockUse(name, geometry.normalize, geometry.pieces, geometry.scale * scale))
+        return ViewMap(tuple(uses), member.linear.mean(view), member.linear.map(view))
 
 
 def shape_pairs(geometry: Mapping[str, Side], pairs: Pairs, parts: Sequence[Part]) -> Pairs:

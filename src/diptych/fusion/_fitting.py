@@ -23,6 +23,7 @@ from diptych._progress import progress_bar
 from diptych.cca import Engine, Moments, Spectra, spectra_from_moments
 from diptych.cca._moments import Precision
 from diptych.cca._polish import COMPONENTS, Polish, choose_epochs, polish_for, polish_vectors
+from diptych.cca._projector import Gate
 from diptych.cca._weighting import to_unit_length
 from diptych.cca.selection._grids import Path, Route, make_grid
 from diptych.fusion._blocks import (
@@ -48,7 +49,7 @@ from diptych.fusion._fitted import (
     TriedUse,
     shape_pairs,
 )
-from diptych.fusion._hubness import Evaluator, Gate, PartScores, TaskChoice, choose_correction, choose_weights
+from diptych.fusion._hubness import Evaluator, PartScores, TaskChoice, choose_correction, choose_weights
 from diptych.fusion._members import (
     AnyPart,
     FittedPart,
@@ -248,7 +249,7 @@ def _make_models(
         else:
             gates[task] = make_gate(members[task], view, joint, limits)
             bank = _draw_bank(settings, task, training)
-            banks[task] = embed_members(members[task], bank, view, weighted=False)
+            banks[task] = embed_members(members[task], bank, view)
     return FusedModels(geometry, members, corrections, banks, gates)
 
 

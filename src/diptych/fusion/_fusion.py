@@ -15,6 +15,7 @@ from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice, c
 from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
 from diptych.cca._moments import PRECISIONS, Moments, Precision
+from diptych.cca._projector import KINDS, Correction, Gate
 from diptych.cca._streaming import Engine, remove_checkpoint
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
@@ -22,7 +23,6 @@ from diptych.cca.selection._grids import check_grid, check_share
 from diptych.fusion._blocks import Block, Geometry, JointMoments, Pairs, count_rows, take_rows
 from diptych.fusion._fitted import PRESETS, FittedFusion, FusedModels, SelectionReport, Views, as_pairs
 from diptych.fusion._fitting import Settings, fit_fusion
-from diptych.fusion._hubness import KINDS, Correction, Gate
 from diptych.fusion._members import LinearMaps, Member, Part, Use, carry_vectors, make_gate, refit_member
 
 

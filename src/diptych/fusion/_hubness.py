@@ -16,20 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from diptych._arrays import Floats
-from diptych._checks import InputError, Task, check_choice
-from diptych._persistence import Schema
+from diptych._checks import Task
 from diptych._threads import multiply
+from diptych.cca._projector import Correction as Correction  # exported by this package
+from diptych.cca._projector import csls_offsets, measure_distances
 from diptych.cca._weighting import to_unit_length
 from diptych.ranking import mean_recall, recall_at_k
 from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
-
-Kind: TypeAlias = Literal["none", "csls"]
-KINDS: tuple[Kind, ...] = ("none", "csls")
 
 STRENGTHS, STRONGER = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), (0.75, 0.9, 1.05)
 NEIGHBOURS, MORE_NEIGHBOURS = (10, 30, 100), (250,)
@@ -39,106 +37,12 @@ validation pairs, far too strong a correction may seem best by chance."""
 WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 """The weights to try for a model, relative to the largest."""
 
-BLOCK_BYTES = 2**27
-
 STANDARD_ERRORS = 1.5
 """By how many a choice must exceed a part that was not fitted, on validation."""
 
 _PROVISIONAL = (10, 0.3)  # k and strength while weights are searched; both are chosen afterwards
 _GAIN = 0.05  # percentage points below which a change is not worth making
 _SWEEPS = 3
-
-
-class Correction(Schema, frozen=True):
-    """A hubness correction of the scores of one task.
-
-    Parameters
-    ----------
-    kind
-        ``"csls"``: the mean similarity to the nearest bank queries. ``"none"``: nothing.
-    strength
-        The share of it that is subtracted. Full CSLS, 2·cos − r, is ½ here.
-    neighbours
-        The number k of nearest bank queries.
-
-    Examples
-    --------
-    >>> Correction("csls", strength=0.5, neighbours=10).kind
-    'csls'
-    """
-
-    kind: Kind = "none"
-    strength: float = 0.0
-    neighbours: int = 10
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        check_choice(self.kind, KINDS, "hubness")
-        if not isinstance(self.strength, (int, float)) or not 0.0 <= self.strength < float("inf"):
-            raise InputError(
-                f"strength={self.strength!r} of a hubness correction; give a number, 0 or above."
-            )
-        if not isinstance(self.neighbours, int) or self.neighbours < 1:
-            raise InputError(f"neighbours={self.neighbours!r}; give a whole number of queries, 1 or above.")
-
-
-def csls_offsets(similarities: Floats, counts: Sequence[int]) -> list[Floats]:
-    """Return the mean similarity of every item to its k nearest bank queries, for each k of ``counts``.
-
-    Where the bank has fewer queries, the mean is over all of them.
-    """
-    size = similarities.shape[1]
-    most = min(max(counts), size)
-    nearest = np.partition(similarities, size - most, axis=1)[:, size - most :]
-    nearest = np.sort(nearest, axis=1)
-    return [nearest[:, -min(k, size) :].mean(axis=1) for k in counts]
-
-
-def compute_offsets(
-    items: Floats, bank: Floats, correction: Correction, block_bytes: int = BLOCK_BYTES
-) -> Floats:
-    """Return what ``correction`` subtracts from the score of every item, a block of items at a time."""
-    if correction.kind == "none" or correction.strength == 0.0:
-        return np.zeros(len(items), dtype=items.dtype)
-    width = max(1, block_bytes // (len(bank) * items.dtype.itemsize))
-    offsets = [
-        csls_offsets(multiply(items[i : i + width], bank.T), [correction.neighbours])[0]
-        for i in range(0, len(items), width)
-    ]
-    return np.asarray(correction.strength * np.concatenate(offsets), dtype=items.dtype)
-
-
-def append_offsets(items: Floats, offsets: Floats) -> Floats:
-    """Return items with one more coordinate: minus their offsets."""
-    return np.concatenate([items, -offsets[:, None]], axis=1)
-
-
-def append_gates(queries: Floats, gates: Floats | float = 1.0) -> Floats:
-    """Return queries with one more coordinate, their gates, to multiply the offset of an item."""
-    column = np.broadcast_to(np.asarray(gates, dtype=queries.dtype), len(queries))
-    return np.concatenate([queries, column[:, None]], axis=1)
-
-
-@dataclass(frozen=True, eq=False)
-class Gate:
-    r"""The share of the correction that a query gets: all of it, unless it is far from the training queries.
-
-    The correction is measured on training queries, such as captions. On others, such as single words, it does
-    harm. The distance of a query is :math:`\sum_i r_i p_i^2`, where p are its coordinates before they are
-    scaled to unit length. The rates r make it 1 on average over the training queries, and give every
-    coordinate of a model the same share in it, whatever its spread. A query gets all of the correction up to
-    the distance ``low``, none from ``high`` on, and a linear share in between.
-    """
-
-    rates: Floats
-    low: float
-    high: float
-
-    def compute(self, projected: Floats) -> Floats:
-        """Return the shares of queries, given before they are scaled to unit length."""
-        shares = (self.high - measure_distances(projected, self.rates)) / (self.high - self.low)
-        return np.asarray(np.clip(shares, 0.0, 1.0))
-
 
 FAR = (90.0, 99.0)
 """Percentiles of the distances of validation queries between which a gate closes."""
@@ -148,12 +52,6 @@ def make_rates(squares: Floats, weight: float = 1.0) -> Floats:
     """Return the rates of one model's coordinates from their mean squares over the training queries."""
     least = 1e-6 * max(float(squares.max()), 1e-30)  # a coordinate that never varied must not decide alone
     return np.asarray(weight / len(squares) / np.maximum(squares, least), dtype=np.float32)
-
-
-def measure_distances(projected: Floats, rates: Floats) -> Floats:
-    """Return the distances of queries, given before they are scaled to unit length."""
-    with np.errstate(over="ignore"):  # infinitely far is far
-        return np.asarray(np.square(projected) @ rates)
 
 
 @dataclass(frozen=True, eq=False)

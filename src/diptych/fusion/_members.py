@@ -16,10 +16,11 @@ from diptych._persistence import Schema
 from diptych.cca import CanonicalModel, Moments, Spectra, Tikhonov, maps, regularized_cca
 from diptych.cca._canonical import ranking_maps
 from diptych.cca._polish import Polish, carry_polish, sample_pairs
+from diptych.cca._projector import Gate
 from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection._grids import Path
 from diptych.fusion._blocks import Blocks, Columns, JointMoments, Pairs, unit_key
-from diptych.fusion._hubness import Gate, make_rates
+from diptych.fusion._hubness import make_rates
 
 
 class Part(Schema, frozen=True):
@@ -214,19 +215,9 @@ def make_gate(members: Sequence[Member], view: str, joint: JointMoments, limits:
     return Gate(np.concatenate(rates), *limits)
 
 
-def project_members(members: Sequence[Member], blocks: Blocks, view: str) -> list[Floats]:
-    """Return the vectors of each member, not yet of unit length."""
-    return [member.linear.project(member.part.features(blocks, view), view) for member in members]
-
-
-def embed_members(members: Sequence[Member], blocks: Blocks, view: str, *, weighted: bool) -> Floats:
-    """Return the vectors of all members side by side, multiplied by their weights if ``weighted``.
-
-    The inner product of weighted items and unweighted queries is the weighted sum of cosines.
-    """
-    vectors = [np.asarray(to_unit_length(rows)) for rows in project_members(members, blocks, view)]
-    if weighted:
-        vectors = [rows * np.float32(m.weight) for rows, m in zip(vectors, members, strict=True)]
+def embed_members(members: Sequence[Member], blocks: Blocks, view: str) -> Floats:
+    """Return the unit vectors of all members side by side."""
+    vectors = [member.linear.embed(member.part.features(blocks, view), view) for member in members]
     return np.concatenate(vectors, axis=1)
 
 
@@ -356,3 +347,10 @@ def project_pairs(
     if device is None:
         return x, y, pairing
     return copy_to_device(x, device), copy_to_device(y, device), copy_to_device(pairing, device)
+
+
+def name_members(members: Sequence[Member]) -> list[str]:
+    """Return a name for each model of a fusion's task: its blocks, and more where two have the same."""
+    names = [f"{m.part}, as encoded" if m.part.kind == "identity" else str(m.part) for m in members]
+    repeats = [names[:at].count(name) for at, name in enumerate(names)]
+    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, repeats, strict=True)]

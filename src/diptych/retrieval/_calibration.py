@@ -19,7 +19,7 @@ twenty-fifth. scikit-learn is used for that only: what is stored and applied are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -28,7 +28,7 @@ import numpy as np
 
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, count, plural
 from diptych._persistence import Schema
-from diptych.retrieval._embedding import Embedding
+from diptych.cca._projector import Projector
 from diptych.retrieval._items import QUERIED, SEARCHED, View
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -147,7 +147,12 @@ def describe_calibration(calibration: Calibration) -> dict[str, Any]:
 
 
 def fit_calibration(
-    embedding: Embedding, x: Any, y: Any, pairing: Any, on: str, names: ViewNames = IMAGE_AND_TEXT
+    projectors: Mapping[Task, Projector],
+    x: Any,
+    y: Any,
+    pairing: Any,
+    on: str,
+    names: ViewNames = IMAGE_AND_TEXT,
 ) -> Calibration:
     """Fit the probabilities of both tasks on held-out pairs, which the model was not fitted on.
 
@@ -170,9 +175,11 @@ def fit_calibration(
     for task in TASKS:
         queried, searched = QUERIED[task], SEARCHED[task]
         rows = np.sort(rng.permutation(len(owner[queried]))[:_QUERIES])
-        queries = embedding.queries(features[queried][rows], task)
-        items = embedding.items(features[searched], task)
-        galleries, background = _score(embedding, queries, items, owner[queried][rows], owner[searched])
+        queries = projectors[task].queries(features[queried][rows])
+        items = projectors[task].items(features[searched])
+        galleries, background = _score(
+            projectors[task], queries, items, owner[queried][rows], owner[searched]
+        )
         right, about = max(1, round(len(items) / len(images))), (on, len(captions), len(rows), len(items))
         try:
             calibration[task] = _fit_task(galleries, owner[queried][rows], right, background, about)
@@ -190,7 +197,7 @@ class _Gallery:
 
 
 def _score(
-    embedding: Embedding, queries: Any, items: Any, query_owner: Integers, item_owner: Integers
+    projector: Projector, queries: Any, items: Any, query_owner: Integers, item_owner: Integers
 ) -> tuple[list[_Gallery], float]:
     """Score every query in a gallery of everything, and in parts of it that have its right items.
 
@@ -203,7 +210,7 @@ def _score(
         gallery = _Gallery(np.full((len(queries), BEST), -np.inf), np.zeros((len(queries), BEST), bool))
         for rows, columns in _split_images(query_owner, item_owner, parts):
             inner = queries[rows] @ items[columns].T
-            scores = np.asarray(embedding.scores(inner, queries[rows]), np.float64)
+            scores = np.asarray(projector.scores(inner, queries[rows]), np.float64)
             right = query_owner[rows, None] == item_owner[None, columns]
             if parts == 1:
                 limits.append(float(np.quantile(scores[~right], 0.95)))

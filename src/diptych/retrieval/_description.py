@@ -14,7 +14,7 @@ from diptych._model_folder import FOR_PEOPLE
 from diptych._persistence import library_version, name_in_errors
 from diptych.cca._fitted import FittedAWCCA
 from diptych.fusion._fitted import FittedFusion
-from diptych.fusion._members import Member, Use
+from diptych.fusion._members import Member, Use, name_members
 from diptych.report import draw_regularization_path, draw_reliability, model_card
 from diptych.report._card import (
     CORRELATIONS,
@@ -30,7 +30,6 @@ from diptych.report._card import (
     describe_polish,
 )
 from diptych.retrieval._calibration import describe_calibration
-from diptych.retrieval._embedding import name_members
 from diptych.retrieval._items import VIEWS
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def describe(retriever: Retriever) -> dict[str, Any]:
     fitted, store = searcher.fitted, searcher.store
     encoders = {}
     for view in VIEWS:
-        record, dimension = searcher.encoders.describe(view), searcher.embedding.features(view)
+        record, dimension = searcher.encoders.describe(view), searcher.width(view)
         encoders[view] = {"name": record.name, "fingerprint": record.fingerprint, "dimension": dimension}
     return {
         "library": library_version(),

@@ -21,7 +21,6 @@ from diptych.fusion._fitted import FittedFusion
 from diptych.ranking import bootstrap_intervals, pair_ranks
 from diptych.ranking._metrics import METRICS, summarize_pairs
 from diptych.ranking._ranks import best_items
-from diptych.retrieval._embedding import fusion_layout, split_blocks
 
 if TYPE_CHECKING:
     from diptych.data import PairedDataset
@@ -194,8 +193,6 @@ def rank_pairs(model: FittedAWCCA | FittedFusion, part: Part, device: str = "cpu
     if device != "cpu" and isinstance(model, FittedAWCCA):
         part = tuple(copy_to_device(np.asarray(array), device) for array in part)
     x, y, pairing = part
-    if isinstance(model, FittedFusion):
-        x, y = split_blocks(x, fusion_layout(model, "image")), split_blocks(y, fusion_layout(model, "text"))
     rankings, similarity = dict[Task, _Ranking](), check_similarity("cosine")
     for task in TASKS:
         if isinstance(model, FittedFusion):

@@ -1,24 +1,21 @@
 """The projection of a model as an ONNX file: from the features of one view to the vectors of a task.
 
-The graph repeats the steps of ``_embedding`` in float32, with operators of the default domain alone.
+The graph repeats the steps of a ``Projector`` in float32, with operators of the default domain alone.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diptych._checks import InputError, Task, check_choice, check_task, missing_package_error
+from diptych._checks import InputError, check_choice, check_task, missing_package_error
 from diptych._persistence import library_version, replace_file
-from diptych.fusion import Part
-from diptych.fusion._blocks import Geometry
-from diptych.fusion._fitted import FittedFusion
-from diptych.fusion._hubness import Gate
-from diptych.retrieval._embedding import CanonicalEmbedding, Layout
-from diptych.retrieval._items import SEARCHED, VIEWS, View
+from diptych.cca._projector import BlockUse, Gate, Hubness, Projector, ViewKey
+from diptych.retrieval._embedding import Layout
+from diptych.retrieval._items import SIDES, VIEWS, View
 
 if TYPE_CHECKING:
     from diptych.retrieval._searcher import Searcher
@@ -40,23 +37,22 @@ def export_onnx(path: str | os.PathLike[str], searcher: Searcher, view: str, tas
         import onnx.numpy_helper
     except ImportError:
         raise missing_package_error("an export to ONNX needs", "export") from None
-    own_task, own_view = check_task(task), _check_view(view)
-    embedding, model = searcher.embedding, searcher.fitted.model
-    inputs = _choose_inputs(searcher, own_view, own_task)
+    checked_view, projector = _check_view(view), searcher.projectors[check_task(task)]
+    side = SIDES[checked_view]
+    inputs, are_blocks = _choose_inputs(searcher, checked_view, projector)
     graph = _Graph(onnx, [*inputs, VECTORS])
-    similarity = "sum of cosines" if isinstance(model, FittedFusion) else model.similarity
-    if isinstance(model, FittedFusion):
-        _add_fusion(graph, list(inputs), model, own_view, own_task)
-    else:
-        assert isinstance(embedding, CanonicalEmbedding)
-        steps = embedding.linear_map(own_view, own_task)
-        _add_awcca(graph, list(inputs), steps, similarity, own_view, own_task)
-    is_query = SEARCHED[own_task] != own_view
-    record = searcher.encoders.describe(own_view)
+    blocks = {name: name for name in inputs} if are_blocks else {}
+    if not are_blocks:  # the model sees them as one matrix, which is its only block
+        blocks[next(iter(projector.blocks[side]))] = graph.concatenate(list(inputs))
+    _add_projection(graph, blocks, projector, side)
+    one_part = "l2" if projector.euclidean else "cosine"
+    similarity = one_part if projector.hubness is None else "sum of cosines"
+    is_query = side == projector.queried
+    record = searcher.encoders.describe(checked_view)
     about = {
-        "model": type(model).__name__,
-        "task": own_task,
-        "view": own_view,
+        "model": type(searcher.fitted.model).__name__,
+        "task": projector.task,
+        "view": checked_view,
         "side": "query" if is_query else "item",
         "similarity": similarity,
         "encoder": record.name,
@@ -65,10 +61,10 @@ def export_onnx(path: str | os.PathLike[str], searcher: Searcher, view: str, tas
         "diptych": library_version(),
     }
     summary = (
-        f"Features of {'a query' if is_query else 'an item'} ({own_view}) to its vector for the task "
-        f"{own_task}. The inner product of a query's vector with an item's ranks."
+        f"Features of {'a query' if is_query else 'an item'} ({checked_view}) to its vector for the task "
+        f"{projector.task}. The inner product of a query's vector with an item's ranks."
     )
-    content = graph.serialize(inputs, embedding.dimension(own_task), about, summary)
+    content = graph.serialize(inputs, projector.dimension, about, summary)
     with replace_file(path) as staged:
         staged.write_bytes(content)
 
@@ -157,61 +153,45 @@ class _Graph:
         return name
 
 
-def _add_awcca(
-    graph: _Graph,
-    inputs: Sequence[str],
-    steps: tuple[str, Any, Any],
-    similarity: str,
-    view: View,
-    task: Task,
-) -> None:
-    how, mean, weights = steps
-    vectors = graph.project(graph.normalize(graph.concatenate(inputs), how), mean, weights)
-    if similarity == "cosine":
-        graph.to_unit_length(vectors)
-    elif SEARCHED[task] != view:
-        graph.append(vectors, 1.0)
-    else:
+def _add_projection(graph: _Graph, inputs: Mapping[str, str], projector: Projector, view: ViewKey) -> None:
+    """As ``Projector.items`` and ``Projector.queries``; ``inputs`` are the blocks that are used."""
+    searched, shaped = view == projector.searched, dict[BlockUse, str]()
+    projected, scaled = [], []
+    for part in projector.parts:
+        view_map = part.view(view)
+        for use in view_map.blocks:
+            if use not in shaped:
+                shaped[use] = _add_block(graph, inputs[use.name], use, projector.blocks[view][use.name])
+        rows = graph.concatenate([shaped[use] for use in view_map.blocks])
+        projected.append(graph.project(rows, view_map.mean, view_map.map))
+        if not projector.euclidean:
+            unit = graph.to_unit_length(projected[-1])
+            scaled.append(graph.scale(unit, part.weight) if searched else unit)
+    vectors, hubness = graph.concatenate(scaled or projected), projector.hubness
+    if projector.euclidean and searched:
         squares = graph.add("ReduceSumSquare", vectors, axes=[1], keepdims=1)
         graph.concatenate([vectors, graph.scale(squares, -0.5)])
-
-
-def _add_fusion(graph: _Graph, inputs: Sequence[str], model: FittedFusion, view: View, task: Task) -> None:
-    side: Literal["x", "y"] = "x" if view == "image" else "y"
-    searched, shaped = SEARCHED[task] == view, dict[str, str]()
-    input_of = dict(zip(_used_blocks(model, view, task), inputs, strict=True))
-
-    def add_features(part: Part) -> str:
-        """As ``Part.features``."""
-        names, scales = (part.x, part.x_scales) if side == "x" else (part.y, part.y_scales)
-        if part.kind == "identity":
-            return graph.to_unit_length(input_of[names[0]])
-        for name in names:
-            if name not in shaped:
-                shaped[name] = _add_geometry(graph, input_of[name], model.geometry_[side][name])
-        return graph.concatenate([graph.scale(shaped[n], s) for n, s in zip(names, scales, strict=True)])
-
-    parts, projected = [], []
-    for member in model.members_[task]:
-        linear = member.linear
-        mean, weights = (linear.x_mean, linear.x_map) if side == "x" else (linear.y_mean, linear.y_map)
-        projected.append(graph.project(add_features(member.part), mean, weights))
-        vectors = graph.to_unit_length(projected[-1])
-        parts.append(graph.scale(vectors, member.weight) if searched else vectors)
-    vectors, correction, gate = graph.concatenate(parts), model.corrections_[task], model.gates_[task]
-    if not searched and gate is not None:
-        graph.concatenate([vectors, _add_gate(graph, graph.concatenate(projected), gate)])
-    elif not searched:
+    elif projector.euclidean:
         graph.append(vectors, 1.0)
-    elif correction.kind == "none" or correction.strength == 0.0:
+    elif hubness is not None and searched:
+        _add_offsets(graph, vectors, hubness)
+    elif hubness is not None and hubness.gate is not None:
+        graph.concatenate([vectors, _add_gate(graph, graph.concatenate(projected), hubness.gate)])
+    elif hubness is not None:
+        graph.append(vectors, 1.0)
+
+
+def _add_offsets(graph: _Graph, vectors: str, hubness: Hubness) -> None:
+    """As ``compute_offsets``."""
+    correction, bank = hubness.correction, hubness.bank
+    if not correction.has_effect:
         graph.append(vectors, 0.0)
-    else:
-        bank = model.banks_[task]
-        scores = graph.add("MatMul", vectors, graph.constant(bank.T))
-        count = graph.constant([min(correction.neighbours, len(bank))], np.int64)
-        nearest = graph.add("TopK", scores, count, outputs=2, axis=1)
-        offsets = graph.add("ReduceMean", nearest, axes=[1], keepdims=1)
-        graph.concatenate([vectors, graph.scale(offsets, -correction.strength)])
+        return
+    scores = graph.add("MatMul", vectors, graph.constant(bank.T))
+    count = graph.constant([min(correction.neighbours, len(bank))], np.int64)
+    nearest = graph.add("TopK", scores, count, outputs=2, axis=1)
+    offsets = graph.add("ReduceMean", nearest, axes=[1], keepdims=1)
+    graph.concatenate([vectors, graph.scale(offsets, -correction.strength)])
 
 
 def _add_gate(graph: _Graph, projected: str, gate: Gate) -> str:
@@ -223,34 +203,30 @@ def _add_gate(graph: _Graph, projected: str, gate: Gate) -> str:
     return graph.add("Clip", shares, graph.constant(0.0), graph.constant(1.0))
 
 
-def _add_geometry(graph: _Graph, rows: str, geometry: Geometry) -> str:
-    """As ``Geometry.apply``."""
-    if geometry.pieces > 1:  # 0 keeps the number of rows
-        shape = [0, geometry.pieces, geometry.width // geometry.pieces]
-        rows = graph.add("Reshape", rows, graph.constant(shape, np.int64))
-    rows = graph.normalize(rows, geometry.normalize)
-    if geometry.pieces > 1:
-        rows = graph.add("Reshape", rows, graph.constant([0, geometry.width], np.int64))
-    return graph.scale(rows, geometry.scale)
+def _add_block(graph: _Graph, rows: str, use: BlockUse, width: int) -> str:
+    """As ``BlockUse.apply``."""
+    if use.slices > 1:  # 0 keeps the number of rows
+        rows = graph.add("Reshape", rows, graph.constant([0, use.slices, width // use.slices], np.int64))
+    rows = graph.normalize(rows, use.normalize)
+    if use.slices > 1:
+        rows = graph.add("Reshape", rows, graph.constant([0, width], np.int64))
+    return graph.scale(rows, use.scale)
 
 
-def _choose_inputs(searcher: Searcher, view: View, task: Task) -> Layout:
-    """Return names and widths of the inputs: the named blocks of the view that the task uses."""
-    layout, model = searcher.fitted.layout(view), searcher.fitted.core
+def _choose_inputs(searcher: Searcher, view: View, projector: Projector) -> tuple[Layout, bool]:
+    """Return names and widths of the inputs, and whether they are the blocks of the projector.
+
+    They are the named blocks of the view that the task uses; one input where there are no names.
+    """
+    layout, blocks = searcher.fitted.layout(view), projector.blocks[SIDES[view]]
     if len(layout) < 2:
-        return {FEATURES: searcher.embedding.features(view)}
+        return {FEATURES: searcher.width(view)}, False
     if wrong := [name for name in layout if name in ("", VECTORS) or not name.isprintable()]:
         raise InputError(f"the block {wrong[0]!r} cannot be the name of an input; fit with another name.")
-    if not isinstance(model, FittedFusion):
-        return layout
-    return {name: layout[name] for name in _used_blocks(model, view, task)}
-
-
-def _used_blocks(model: FittedFusion, view: View, task: Task) -> list[str]:
-    """Return the blocks that some member sees."""
-    side = "x" if view == "image" else "y"
-    seen = {name for member in model.members_[task] for name in getattr(member.part, side)}
-    return [name for name in model.geometry_[side] if name in seen]
+    if set(layout) != set(blocks):
+        return layout, False
+    used = {use.name for part in projector.parts for use in part.view(SIDES[view]).blocks}
+    return {name: width for name, width in layout.items() if name in used}, True
 
 
 def _check_view(view: str) -> View:

@@ -69,7 +69,7 @@ from diptych.cca._moments import Moments
 from diptych.encoders._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
 from diptych.fusion._fitted import FittedFusion, FusionConfig
 from diptych.retrieval._calibration import NOT_CALIBRATED, Calibration, TaskCalibration
-from diptych.retrieval._embedding import OutlierDetector, embedding_of
+from diptych.retrieval._embedding import OutlierDetector, count_features, make_projectors
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._items import (
     SEARCHED,
@@ -504,10 +504,10 @@ def _read_model(
     else:
         model = FittedAWCCA.unpack(config.model, tensors, source)
         normalize = model.normalize
-    embedding, outliers = embedding_of(model), dict[View, OutlierDetector]()
+    outliers = dict[View, OutlierDetector]()
     for view, how in zip(VIEWS, normalize, strict=True):
         mean, variance = (
-            take_array(tensors, f"outliers.{view}.{part}", (embedding.features(view),), source)
+            take_array(tensors, f"outliers.{view}.{part}", (count_features(model, view),), source)
             for part in ("mean", "variance")
         )
         limit = config.outlier_limits[view]
@@ -516,7 +516,7 @@ def _read_model(
     load_moments = None
     if MOMENTS in files:
         read, path = read_moments or files.defer(MOMENTS), files.folder / MOMENTS
-        load_moments = partial(_parse_moments, read, path, embedding.moment_widths())
+        load_moments = partial(_parse_moments, read, path, list(model.moment_widths().values()))
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
     stored = config.calibration
@@ -581,7 +581,7 @@ def _read_items(
     mmap: bool,
     trust_graph: bool,
 ) -> MemoryStore:
-    embedding = embedding_of(fitted.core)
+    projectors = make_projectors(fitted.core)
     number: dict[View, int] = {"image": counts.image, "text": counts.text}
     path = files.check(ITEMS)
     items = read_items(path, counts.image + counts.text)
@@ -593,7 +593,9 @@ def _read_items(
     arrays = _map(files, INDEX, mmap)
     indexes = {
         task: VectorIndex.of(
-            _take(arrays, f"{task}.vectors", (number[view], embedding.dimension(task)), files.folder / INDEX),
+            _take(
+                arrays, f"{task}.vectors", (number[view], projectors[task].dimension), files.folder / INDEX
+            ),
             keys[view],
         )
         for task, view in SEARCHED.items()
@@ -602,7 +604,7 @@ def _read_items(
     if FEATURES in files:
         arrays = _map(files, FEATURES, mmap)
         for view in VIEWS:
-            shape = (number[view], embedding.features(view))
+            shape = (number[view], count_features(fitted.core, view))
             features = _take(arrays, view, shape, files.folder / FEATURES)
             kept[view] = VectorIndex.of(features, keys[view])
     for task, index in indexes.items() if config.index.kind == "hnsw" else ():
@@ -664,7 +666,7 @@ def merge_changes(
         raise ChangedError(f"{current.folder} holds another model now; load it again.")
     merged = loaded.searcher(mine.encoders)
     for view in VIEWS:
-        same_width = mine.embedding.features(view) == merged.embedding.features(view)
+        same_width = mine.width(view) == merged.width(view)
         if not same_width or mine.encoders.describe(view).fingerprint != loaded.records[view].fingerprint:
             raise ChangedError(
                 f"{current.folder} was fitted again meanwhile, on features of another "

@@ -25,6 +25,9 @@ VIEWS: tuple[View, ...] = ("image", "text")
 
 _NAMES: dict[Literal["x", "y"], View] = {"x": "image", "y": "text"}
 
+SIDES: dict[View, Literal["x", "y"]] = {"image": "x", "text": "y"}
+"""The view of the models that is meant."""
+
 SEARCHED: dict[Task, View] = {task: _NAMES[letter] for task, letter in SEARCHED_VIEW.items()}
 """The view whose items a task returns."""
 

@@ -666,7 +666,7 @@ class Retriever:
             y = searcher.read_queries("text", texts).features
             rows = np.asarray(check_pairing(pairing, len(x), y))
             calibration = fit_calibration(
-                searcher.embedding, x, y, rows, "the pairs that calibrate was given", self.views
+                searcher.projectors, x, y, rows, "the pairs that calibrate was given", self.views
             )
             if isinstance(calibration, str):
                 raise InputError(f"{calibration}.")
@@ -960,8 +960,8 @@ class Retriever:
         chosen, searcher = check_task(task), self.searcher
         features = searcher.read_queries(view, things).features
         if SEARCHED[chosen] == view:
-            return searcher.embedding.items(features, chosen)
-        return searcher.embedding.queries(features, chosen)
+            return searcher.projectors[chosen].items(features)
+        return searcher.projectors[chosen].queries(features)
 
     def _check_settings(self) -> None:
         """Refuse, before any work, what would fail after it."""

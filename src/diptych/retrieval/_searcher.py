@@ -16,18 +16,11 @@ from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._moments import Moments
 from diptych.fusion._fitted import FittedFusion
 from diptych.retrieval._calibration import BEST, NOT_CALIBRATED, Calibration, TaskCalibration
-from diptych.retrieval._embedding import (
-    Layout,
-    OutlierDetector,
-    compose,
-    embedding_of,
-    fusion_layout,
-    restrict,
-)
+from diptych.retrieval._embedding import Layout, OutlierDetector, compose, make_projectors
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._filters import Filter
 from diptych.retrieval._inputs import NewItems, Queries, QueryPart, Search, encode_items, read_queries
-from diptych.retrieval._items import QUERIED, TASK_OF, VIEWS, Hit, Hits, Item, View
+from diptych.retrieval._items import QUERIED, SIDES, TASK_OF, VIEWS, Hit, Hits, Item, View
 from diptych.retrieval.stores._base import (
     Block,
     Contents,
@@ -77,7 +70,7 @@ class Fitted:
     def layout(self, view: View) -> Layout:
         """Return names and widths of a view's feature blocks; empty if its features have no blocks."""
         if isinstance(self.core, FittedFusion):
-            return fusion_layout(self.core, view)
+            return self.core.block_widths()[SIDES[view]]
         return {str(name): int(width) for name, width in self.facts.get("blocks", {}).get(view, [])}
 
 
@@ -90,8 +83,12 @@ class Searcher:
     """
 
     def __init__(self, fitted: Fitted, store: Store, encoders: Encoders, version: str = "") -> None:
-        self.fitted, self.embedding = fitted, embedding_of(fitted.core, encoders.views)
+        self.fitted, self.projectors = fitted, make_projectors(fitted.core, encoders.views)
         self.store, self.encoders, self.version = store, encoders, version
+
+    def width(self, view: View) -> int:
+        """Return the number of features of a view."""
+        return self.projectors["search"].width(SIDES[view])
 
     def is_outdated(self) -> bool:
         """Return whether a shared store holds another model now."""
@@ -215,7 +212,9 @@ class Searcher:
                 "the moments of this model's training pairs are not known, so it cannot be refitted; fit it "
                 "again on all pairs."
             )
-        moments = Moments.zero(*self.embedding.moment_widths(), precision=self.fitted.core.precision)
+        moments = Moments.zero(
+            *self.fitted.core.moment_widths().values(), precision=self.fitted.core.precision
+        )
         for captions in _batches(
             item for item in self.store.items("text", new=True) if item.image is not None
         ):
@@ -225,7 +224,7 @@ class Searcher:
             if paired:
                 x, y = self.features_of("image", images), self.features_of("text", paired)
                 pairing = np.array([rows[str(caption.image)] for caption in paired])
-                moments += self.embedding.moments(x, y, pairing)
+                moments += self.fitted.core.make_moments(x, y, pairing)
         return moments
 
     def _stored_validation(self) -> tuple[Any, Any, Any] | None:
@@ -252,18 +251,18 @@ class Searcher:
     ) -> Contents:
         from diptych.retrieval._folder import write_stored_model
 
-        fitted, embedding = self.fitted, self.embedding
+        fitted, projectors = self.fitted, self.projectors
 
         def sample_queries(task: Task, n: int) -> Floats | None:
             features = sample(QUERIED[task], n)
-            return None if features is None else embedding.queries(features, task)
+            return None if features is None else projectors[task].queries(features)
 
         def report_recall(task: Task, recall: float) -> None:
             fitted.facts.setdefault("graph_recall", {})[task] = recall
 
         return Contents(
-            {task: embedding.dimension(task) for task in TASKS},
-            {view: embedding.features(view) for view in VIEWS},
+            {task: projectors[task].dimension for task in TASKS},
+            {view: self.width(view) for view in VIEWS},
             keep_features,
             blocks,
             sample_queries,
@@ -272,7 +271,7 @@ class Searcher:
         )
 
     def _block(self, view: View, items: Sequence[Item], features: Floats) -> Block:
-        vectors = self.embedding.items(features, TASK_OF[view])
+        vectors = self.projectors[TASK_OF[view]].items(features)
         return Block(view, items, vectors, np.asarray(features, np.float32))
 
     def _stored_blocks(self) -> Iterator[Block]:
@@ -308,16 +307,16 @@ class Searcher:
 
         What is of the searched view enters by its vector as an item.
         """
-        embedding, task, vectors = self.embedding, search.task, []
+        projector, task, vectors = self.projectors[search.task], search.task, []
         for part in (QueryPart(search.view, queries.features), *queries.parts):
             if part.view == QUERIED[task]:
-                rows = embedding.queries(part.features, task)
+                rows = projector.queries(part.features)
             else:
-                rows = embedding.as_queries(embedding.items(part.features, task))
-            vectors.append(restrict(embedding, rows, task, search.weighting))
+                rows = projector.as_queries(projector.items(part.features))
+            vectors.append(projector.restrict(rows, search.weighting))
         if not queries.parts:
             return vectors[0]
-        return compose(embedding, np.concatenate(vectors), [1.0, *(part.weight for part in queries.parts)])
+        return compose(projector, np.concatenate(vectors), [1.0, *(part.weight for part in queries.parts)])
 
     def _make_hits(
         self,
@@ -331,7 +330,7 @@ class Searcher:
         inner = np.full((len(matches), max(map(len, matches), default=0)), -np.inf, np.float32)
         for products, row in zip(inner, matches, strict=True):
             products[: len(row)] = [product for _, product in row]
-        scores = self.embedding.scores(inner, vectors)
+        scores = self.projectors[search.task].scores(inner, vectors)
         probabilities: list[Any] = [itertools.repeat(None)] * len(matches)
         if calibration is not None:
             probabilities = calibration.probabilities(scores.astype(np.float64)).tolist()

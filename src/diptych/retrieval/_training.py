@@ -34,6 +34,7 @@ from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
 from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
 from diptych.cca._fitted import FittedAWCCA
+from diptych.cca._projector import split_blocks
 from diptych.cca._streaming import ArrayBlocks, Preparation, sum_blocks
 from diptych.cca.selection import holdout_size
 from diptych.cca.selection._grids import Path as SelectionPath
@@ -45,11 +46,11 @@ from diptych.fusion import Fusion
 from diptych.fusion._fitted import FittedFusion
 from diptych.report._card import describe_quality
 from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calibration
-from diptych.retrieval._embedding import Layout, OutlierDetector, embedding_of, fusion_layout, split_blocks
+from diptych.retrieval._embedding import Layout, OutlierDetector, count_features, make_projectors
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
 from diptych.retrieval._inputs import join_blocks
-from diptych.retrieval._items import VIEWS, View
+from diptych.retrieval._items import SIDES, VIEWS, View
 from diptych.retrieval._searcher import Fitted
 
 _HELD_OUT = 0.2
@@ -168,7 +169,7 @@ def fit_model(
         with progress_bar("measuring probabilities"), measure_seconds(seconds, "probabilities"):
             unseen, pairs = fit.make_unseen()
             on = _describe_held_out(splits, fit.held_out)
-            calibration = fit_calibration(embedding_of(unseen), *pairs, on, splits.names)
+            calibration = fit_calibration(make_projectors(unseen), *pairs, on, splits.names)
     seconds["all"] = round(sum(views.seconds.values()) + whole["all"], 3)
     facts = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -215,10 +216,10 @@ def refit_model(
         unseen = model
         if isinstance(model, Fusion) and model.selection_.refitted:
             # It learned from the val split too, so it is measured by one that did not.
-            without = moments - embedding_of(model).moments(*held_out)
+            without = moments - model.make_moments(*held_out)
             unseen = _refit(fitted.model, without, previous, None)
         on = f"the stored {_describe_val(held_out, names)}"
-        calibration = fit_calibration(embedding_of(unseen), *held_out, on, names)
+        calibration = fit_calibration(make_projectors(unseen), *held_out, on, names)
     return Fitted(model, lambda: moments, fitted.outliers, facts, calibration)
 
 
@@ -244,9 +245,9 @@ def adopt_model(
         facts["moments"], load_moments = {"pairs": of_fusion.count}, lambda: of_fusion
     if sample is not None and len(sample) != 2:
         raise InputError(f"features has {len(sample)} parts; give a sample of both views, (X, Y).")
-    embedding, fitted = embedding_of(model), Fitted(model, load_moments, {}, facts)
+    fitted = Fitted(model, load_moments, {}, facts)
     for i, view in enumerate(VIEWS):
-        width = embedding.features(view)
+        width = count_features(model, view)
         detector = OutlierDetector.unlimited(width)
         if sample is not None:
             rows = join_blocks(sample[i], fitted.layout, view, names)
@@ -392,7 +393,9 @@ def _fit_fusion(
         return split_blocks(x, layouts[0]), split_blocks(y, layouts[1]), pairing
 
     def join(view: View, features: Mapping[str, Any]) -> Any:
-        return np.concatenate([np.asarray(features[name]) for name in fusion_layout(model, view)], axis=1)
+        return np.concatenate(
+            [np.asarray(features[name]) for name in model.block_widths()[SIDES[view]]], axis=1
+        )
 
     validation = None if splits.validation is None else split(splits.validation)
     with measure_seconds(seconds, "selection and models"):

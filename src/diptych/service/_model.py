@@ -122,10 +122,14 @@ class LoadedModel:
     @property
     def weighting(self) -> str:
         """The model's own weighting, for people."""
-        weighting = self.retriever.searcher.embedding.weighting
-        if weighting is None or isinstance(weighting, str):
-            return weighting or "fusion"
-        powers = zip(weighting, (self.views.image, self.views.text), strict=True)
+        model = self.retriever.fitted.core
+        if not isinstance(model, FittedAWCCA):
+            return "fusion"
+        if any(canonical.polish is not None for canonical in model.models_.values()):
+            return "polished"
+        if isinstance(model.weighting, str):
+            return model.weighting
+        powers = zip(model.weighting, (self.views.image, self.views.text), strict=True)
         return ", ".join(f"Σ^{power:g} on {plural(name)}" for power, name in powers)
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray[Any, Any]:
@@ -142,7 +146,7 @@ class LoadedModel:
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""
         rows: Matrix = join_blocks(features, self.retriever.fitted.layout, view, self.views)
-        width = self.retriever.searcher.embedding.features(view)
+        width = self.retriever.searcher.width(view)
         if rows.shape[1] != width:
             raise InputError(
                 f"the features have {rows.shape[1]} numbers; this model expects {width} for "
@@ -216,11 +220,11 @@ class LoadedModel:
 
     def _feature_widths(self, view: View) -> int | dict[str, int]:
         layout = self.retriever.fitted.layout(view)
-        return layout if len(layout) > 1 else self.retriever.searcher.embedding.features(view)
+        return layout if len(layout) > 1 else self.retriever.searcher.width(view)
 
     def _describe(self) -> dict[str, Any]:
         model, info = self.retriever.fitted.core, self.retriever.info()
-        embedding = self.retriever.searcher.embedding
+        projectors = self.retriever.searcher.projectors
         items = list(islice(self.retriever.store.items(), _EXAMPLE_ITEMS))
         return {
             **{name: info.get(name, {}) for name in _INFO},
@@ -232,7 +236,7 @@ class LoadedModel:
                 for view, encoder in info["encoders"].items()
             },
             "weighting": self.weighting,
-            "weightings": list(dict.fromkeys(name for task in TASKS for name in embedding.masks(task))),
+            "weightings": list(dict.fromkeys(name for task in TASKS for name in projectors[task].masks())),
             "corrections": {
                 task: describe_correction(correction)
                 for task, correction in info.get("corrections", {}).items()

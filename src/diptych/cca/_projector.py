@@ -1,0 +1,400 @@
+r"""From features to the vectors that are searched: one small object, whatever the model.
+
+A task compares *items* of the view that is searched with *queries* of the other. A ``Projector`` gives both
+vectors whose inner product ranks, so that one kind of index serves every model:
+
+- **Cosine** is the inner product of vectors of length 1.
+- **ℓ2**: :math:`-\lVert u - v\rVert^2 = 2\,(u \cdot v - \lVert u\rVert^2/2) - \lVert v\rVert^2`, and the last
+  term is the same for all items. So an item has :math:`-\lVert u\rVert^2/2` as one more coordinate, and a
+  query has 1.
+- **Several parts** with weights w: :math:`\sum_p w_p \cos(u_p, v_p)` is the inner product of the items' unit
+  vectors side by side, each multiplied by its weight, with those of the queries.
+- **Hubness**: a correction b(u) is one number for an item, subtracted from its score for every query, and a
+  query gets the share g(v) of it. So an item has −b(u) as one more coordinate, and a query has g(v).
+
+So vectors have at most one coordinate beside those of the parts, and an index for inner products searches by
+them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from diptych._arrays import Floats, to_numpy
+from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task, check_choice, check_view
+from diptych._persistence import Schema
+from diptych._threads import multiply
+from diptych.cca._weighting import normalize, project, to_unit_length
+
+ViewKey: TypeAlias = Literal["x", "y"]
+VIEWS: tuple[ViewKey, ViewKey] = ("x", "y")
+Float32s: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
+UNCORRECTED = "uncorrected"
+"""The name of all parts without the hubness correction."""
+
+BLOCK_BYTES = 2**27
+
+_SHORT = 1e-15
+"""A length below which float32 is not exact in the sum of squares."""
+
+Kind: TypeAlias = Literal["none", "csls"]
+KINDS: tuple[Kind, ...] = ("none", "csls")
+
+
+class Correction(Schema, frozen=True):
+    """A hubness correction of the scores of one task.
+
+    Parameters
+    ----------
+    kind
+        ``"csls"``: the mean similarity to the nearest bank queries. ``"none"``: nothing.
+    strength
+        The share of it that is subtracted. Full CSLS, 2·cos − r, is ½ here.
+    neighbours
+        The number k of nearest bank queries.
+
+    Examples
+    --------
+    >>> Correction("csls", strength=0.5, neighbours=10).kind
+    'csls'
+    """
+
+    kind: Kind = "none"
+    strength: float = 0.0
+    neighbours: int = 10
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_choice(self.kind, KINDS, "hubness")
+        if not isinstance(self.strength, (int, float)) or not 0.0 <= self.strength < float("inf"):
+            raise InputError(
+                f"strength={self.strength!r} of a hubness correction; give a number, 0 or above."
+            )
+        if not isinstance(self.neighbours, int) or self.neighbours < 1:
+            raise InputError(f"neighbours={self.neighbours!r}; give a whole number of queries, 1 or above.")
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether it subtracts anything."""
+        return self.kind != "none" and self.strength != 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    r"""The share of the correction that a query gets: all of it, unless it is far from the training queries.
+
+    The correction is measured on training queries, such as captions. On others, such as single words, it does
+    harm. The distance of a query is :math:`\sum_i r_i p_i^2`, where p are its coordinates before they are
+    scaled to unit length. The rates r make it 1 on average over the training queries, and give every
+    coordinate of a model the same share in it, whatever its spread. A query gets all of the correction up to
+    the distance ``low``, none from ``high`` on, and a linear share in between.
+    """
+
+    rates: Floats
+    low: float
+    high: float
+
+    def compute(self, projected: Floats) -> Floats:
+        """Return the shares of queries, given before they are scaled to unit length."""
+        shares = (self.high - measure_distances(projected, self.rates)) / (self.high - self.low)
+        return np.asarray(np.clip(shares, 0.0, 1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Hubness:
+    """A correction with the bank of training queries that it is measured on, and the gate of queries."""
+
+    correction: Correction
+    bank: Floats
+    gate: Gate | None = None
+
+    def item_coordinates(self, vectors: Floats) -> Floats:
+        """Return the further coordinate of items."""
+        return -compute_offsets(vectors, self.bank, self.correction)
+
+    def query_coordinates(self, projected: Sequence[Floats]) -> Floats:
+        """Return the further coordinate of queries, whose parts are not yet of unit length."""
+        if self.gate is None:
+            return np.ones(len(projected[0]), dtype=projected[0].dtype)
+        return self.gate.compute(np.concatenate(projected, axis=1))
+
+
+@dataclass(frozen=True)
+class BlockUse:
+    """What a part does with a block of features: it normalises each of some equal slices, and scales."""
+
+    name: str
+    normalize: str = "none"
+    slices: int = 1
+    scale: float = 1.0
+
+    def apply(self, features: Floats) -> Floats:
+        """Return the features of the block as the part sees them."""
+        slices = np.split(features, self.slices, axis=1) if self.slices > 1 else [features]
+        rows = [normalize(part, self.normalize) for part in slices]
+        whole = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+        return whole if self.scale == 1.0 else whole * whole.dtype.type(self.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class ViewMap:
+    """How a part projects one view: the blocks that it sees, their mean, and the map of their columns."""
+
+    blocks: tuple[BlockUse, ...]
+    mean: Float32s
+    map: Float32s
+
+    @property
+    def dimension(self) -> int:
+        """The length of the vectors."""
+        return int(self.map.shape[1])
+
+    def project(self, features: Mapping[str, Floats], shaped: dict[BlockUse, Floats]) -> Float32s:
+        """Return vectors, not yet of unit length; ``shaped`` keeps blocks that other parts see too."""
+        for use in self.blocks:
+            if use not in shaped:
+                shaped[use] = use.apply(features[use.name])
+        rows = [shaped[use] for use in self.blocks]
+        whole = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+        return np.asarray(project(whole, self.mean, self.map))
+
+
+@dataclass(frozen=True, eq=False)
+class PartMaps:
+    """One model of a projector: its name for people, its map of each view, and its weight in the score."""
+
+    name: str
+    x: ViewMap
+    y: ViewMap
+    weight: float = 1.0
+
+    def view(self, view: ViewKey) -> ViewMap:
+        """Return the map of a view."""
+        return self.x if view == "x" else self.y
+
+
+@dataclass(frozen=True, eq=False)
+class Projector:
+    """Vectors of items and of queries for one task; their inner product ranks. See the module.
+
+    Parameters
+    ----------
+    task
+        ``"search"``: items are of X and queries of Y. ``"annotate"``: the other way.
+    parts
+        The models whose cosines are summed, at least one.
+    blocks
+        Names and widths of the feature blocks of ``"x"`` and of ``"y"``, in the order in which they lie side
+        by side in a matrix of features.
+    euclidean
+        Compare by ℓ2 instead of by the cosine; for one part.
+    hubness
+        The correction of scores, for models that have this coordinate.
+    names
+        What messages call the features of both views.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diptych import AWCCA
+    >>> x = np.random.default_rng(0).normal(size=(50, 4))
+    >>> projector = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :3]).projector("search")
+    >>> scores = projector.queries(x[:5, :3]) @ projector.items(x).T
+    >>> scores.argmax(axis=1)
+    array([0, 1, 2, 3, 4])
+    """
+
+    task: Task
+    parts: tuple[PartMaps, ...]
+    blocks: Mapping[ViewKey, Mapping[str, int]]
+    euclidean: bool = False
+    hubness: Hubness | None = None
+    names: Mapping[ViewKey, str] = field(default_factory=lambda: {"x": "X", "y": "Y"})
+
+    @property
+    def searched(self) -> ViewKey:
+        """The view of the items."""
+        return SEARCHED_VIEW[self.task]
+
+    @property
+    def queried(self) -> ViewKey:
+        """The view of the queries."""
+        return QUERY_VIEW[self.task]
+
+    @property
+    def dimension(self) -> int:
+        """The length of the vectors."""
+        return sum(part.x.dimension for part in self.parts) + self._has_further
+
+    @property
+    def _has_further(self) -> bool:
+        return self.euclidean or self.hubness is not None
+
+    def width(self, view: ViewKey) -> int:
+        """Return the number of features of a view."""
+        return sum(self.blocks[view].values())
+
+    def items(self, features: Any) -> Float32s:
+        """Return vectors of items, from a matrix of features or named blocks of them."""
+        vectors = self._scale(*self._project(features, self.searched), [part.weight for part in self.parts])
+        if self.euclidean:
+            return np.hstack([vectors, -0.5 * np.sum(vectors**2, axis=1, keepdims=True)])
+        if self.hubness is None:
+            return vectors
+        return np.hstack([vectors, self.hubness.item_coordinates(vectors)[:, None]])
+
+    def queries(self, features: Any) -> Float32s:
+        """Return vectors of queries, from a matrix of features or named blocks of them."""
+        projected, lengths = self._project(features, self.queried)
+        vectors = self._scale(projected, lengths, [1.0] * len(projected))
+        if not self._has_further:
+            return vectors
+        further = np.ones(len(vectors), np.float32)
+        if self.hubness is not None:
+            further = self.hubness.query_coordinates(projected)
+        return np.asarray(np.hstack([vectors, further[:, None]]), np.float32)
+
+    def as_queries(self, items: Float32s) -> Float32s:
+        """Return vectors of items as queries for similar items.
+
+        A hubness correction is for queries of the other view, and does not apply to them.
+        """
+        if not self._has_further:
+            return items
+        queries = items.copy()
+        queries[:, -1] = 1.0 if self.euclidean else 0.0
+        return queries
+
+    def coordinates(self, vectors: Float32s) -> Float32s:
+        """Return vectors without what only the inner product of an item with a query needs."""
+        return vectors[:, :-1] if self._has_further else vectors
+
+    def scores(self, products: Float32s, queries: Float32s) -> Float32s:
+        """Return scores for people from inner products: sums of cosines, or distances with a minus sign."""
+        if not self.euclidean:
+            return products
+        squares = np.sum(queries[:, :-1] ** 2, axis=1, keepdims=True)
+        distances: Float32s = np.sqrt(np.maximum(squares - 2 * products, 0))
+        return -distances
+
+    def masks(self) -> dict[str, Float32s]:
+        """Return what can be compared with the whole, and what queries are multiplied by for that.
+
+        These are the parts, each alone, and all of them without the correction. Items need no other vectors:
+        in an inner product, zeros of the query leave the other parts and the correction out. The weight of a
+        part is divided out, so its scores are cosines. What would change nothing is left out.
+        """
+        masks, start = dict[str, Float32s](), 0
+        if self.hubness is not None and self.hubness.correction.kind != "none":
+            masks[UNCORRECTED] = np.ones(self.dimension, np.float32)
+            masks[UNCORRECTED][-1] = 0
+        for part in self.parts if len(self.parts) > 1 else ():
+            masks[part.name] = np.zeros(self.dimension, np.float32)
+            masks[part.name][start : start + part.x.dimension] = 1 / part.weight
+            start += part.x.dimension
+        return masks
+
+    def restrict(self, queries: Float32s, name: str | None) -> Float32s:
+        """Return queries that compare only what one of the ``masks`` does; None: everything."""
+        if name is None:
+            return queries
+        masks = self.masks()
+        if not masks:
+            raise InputError(
+                f"weighting={name!r} names a part of a fusion, and the {self.task} model has one part and no "
+                "correction; leave it out."
+            )
+        if not isinstance(name, str) or name not in masks:
+            raise InputError(
+                f"weighting={name!r} is no part of this fusion that {self.task} uses; choose one of "
+                f"{', '.join(map(repr, masks))}."
+            )
+        return queries * masks[name]
+
+    def split(self, features: Any, view: ViewKey) -> dict[str, Any]:
+        """Return features of a view as named blocks: columns of a matrix, or the blocks that were given."""
+        widths = self.blocks[view]
+        if isinstance(features, Mapping):
+            if missing := [name for name in widths if name not in features]:
+                raise InputError(
+                    f"the blocks {missing} are missing; give every block that the model was fitted with."
+                )
+            for name, width in widths.items():
+                if (given := int(features[name].shape[1])) != width:
+                    raise InputError(f"block {name!r} has {given} features; expected {width}, as in fit.")
+            return {name: features[name] for name in widths}
+        rows = to_numpy(check_view(features, f"{self.names[view]} features", n_features=self.width(view)))
+        return split_blocks(rows, widths)
+
+    def _project(self, features: Any, view: ViewKey) -> tuple[list[Float32s], list[Float32s]]:
+        """Return the vectors of each part in float32, not yet of unit length, and their lengths."""
+        blocks, shaped = self.split(features, view), dict[BlockUse, Floats]()
+        with np.errstate(over="ignore", invalid="ignore"):
+            blocks = {name: rows.astype(np.float32, copy=False) for name, rows in blocks.items()}
+            projected = [part.view(view).project(blocks, shaped) for part in self.parts]
+            lengths = [np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in projected]
+        if not np.isfinite(lengths).all():
+            name = self.names[view]
+            raise InputError(
+                f"{name} features hold values too large for float32, in which vectors are compared; divide "
+                f"all {name} features, those of the training pairs too, by one constant."
+            )
+        return projected, lengths
+
+    def _scale(
+        self, projected: Sequence[Float32s], lengths: Sequence[Float32s], weights: Sequence[float]
+    ) -> Float32s:
+        """Return the parts side by side: as they are for ℓ2, or of the length of their weight."""
+        if self.euclidean:
+            return projected[0]
+        scaled = [
+            rows / (norms / np.float32(weight))
+            # The squares of short rows are not exact.
+            if norms.min(initial=1.0) > _SHORT
+            else to_unit_length(rows) * np.float32(weight)
+            for rows, norms, weight in zip(projected, lengths, weights, strict=True)
+        ]
+        return np.asarray(scaled[0] if len(scaled) == 1 else np.concatenate(scaled, axis=1), np.float32)
+
+
+def split_blocks(features: Any, widths: Mapping[str, int]) -> dict[str, Any]:
+    """Return the columns of a matrix as named blocks."""
+    parts = np.split(features, np.cumsum(list(widths.values()))[:-1], axis=1)
+    return dict(zip(widths, parts, strict=True))
+
+
+def csls_offsets(similarities: Floats, counts: Sequence[int]) -> list[Floats]:
+    """Return the mean similarity of every item to its k nearest bank queries, for each k of ``counts``.
+
+    Where the bank has fewer queries, the mean is over all of them.
+    """
+    size = similarities.shape[1]
+    most = min(max(counts), size)
+    nearest = np.partition(similarities, size - most, axis=1)[:, size - most :]
+    nearest = np.sort(nearest, axis=1)
+    return [nearest[:, -min(k, size) :].mean(axis=1) for k in counts]
+
+
+def compute_offsets(
+    items: Floats, bank: Floats, correction: Correction, block_bytes: int = BLOCK_BYTES
+) -> Floats:
+    """Return what ``correction`` subtracts from the score of every item, a block of items at a time."""
+    if not correction.has_effect:
+        return np.zeros(len(items), dtype=items.dtype)
+    width = max(1, block_bytes // (len(bank) * items.dtype.itemsize))
+    offsets = [
+        csls_offsets(multiply(items[i : i + width], bank.T), [correction.neighbours])[0]
+        for i in range(0, len(items), width)
+    ]
+    return np.asarray(correction.strength * np.concatenate(offsets), dtype=items.dtype)
+
+
+def measure_distances(projected: Floats, rates: Floats) -> Floats:
+    """Return the distances of queries, given before they are scaled to unit length."""
+    with np.errstate(over="ignore"):  # infinitely far is far
+        return np.asarray(np.square(projected) @ rates)
