@@ -851,7 +851,14 @@ def many_captions(place, rounds, rng, count):
 
 
 def killed_at(name, look):
-    """Make a trial: a command goes on until its process is killed; ``look(folder)`` must hold afterwards."""
+    """Make a trial: a command goes on until its process is killed; ``look(folder)`` must hold afterwards.
+
+    In every other round the kill comes at any time, in the others when something is half written.
+    """
+
+    def list_written(folder):
+        versions = folder / "versions"
+        return [*folder.glob(".*.diptych-*"), *(versions.iterdir() if versions.is_dir() else ())]
 
     def killed(place, rounds, rng, count):
         folder = place / "model"
@@ -872,11 +879,14 @@ def killed_at(name, look):
             if count.rounds % 4 == 0:  # how long one takes here, now
                 os.read(reader, 1)
                 seconds = time.monotonic() - start
-            time.sleep(rng.uniform(0, 1.5 * seconds))
+            if count.rounds % 2:
+                latest = start + 10 * seconds + 1
+                while len(list_written(folder)) < 2 and time.monotonic() < latest:
+                    pass
+            else:
+                time.sleep(rng.uniform(0, 1.5 * seconds))
             end(child, reader, signal.SIGKILL)
-            versions = folder / "versions"
-            left = [*folder.glob(".*.diptych-*"), *(versions.iterdir() if versions.is_dir() else ())]
-            count.struck += len(left) > 1
+            count.struck += len(list_written(folder)) > 1
             try:
                 look(folder)
             except Exception as error:
@@ -884,7 +894,7 @@ def killed_at(name, look):
             count.rounds += 1
         commands(place, folder, rng)[name]()
         count.check(not list(folder.glob(".*.diptych-*")), "a temporary file is left over")
-        count.check(len(list(versions.iterdir())) == 1, "a version is left over")
+        count.check(len(list((folder / "versions").iterdir())) == 1, "a version is left over")
 
     return killed
 
