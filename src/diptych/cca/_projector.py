@@ -325,8 +325,8 @@ class Projector:
                     f"the blocks {missing} are missing; give every block that the model was fitted with."
                 )
             for name, width in widths.items():
-                if (given := int(features[name].shape[1])) != width:
-                    raise InputError(f"block {name!r} has {given} features; expected {width}, as in fit.")
+                if (columns := int(features[name].shape[1])) != width:
+                    raise InputError(f"block {name!r} has {columns} features; expected {width}, as in fit.")
             return {name: features[name] for name in widths}
         rows = to_numpy(check_view(features, f"{self.names[view]} features", n_features=self.width(view)))
         return split_blocks(rows, widths)
