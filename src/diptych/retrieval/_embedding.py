@@ -81,7 +81,7 @@ class OutlierDetector:
         if len(features) > _SAMPLE:
             rows = np.random.default_rng(random_state).choice(len(features), _SAMPLE, replace=False)
             features = features[np.sort(rows)]
-        # The embedding refuses features that are too large.
+        # The projector refuses features that are too large.
         with np.errstate(over="ignore", invalid="ignore"):
             return cls._fit(features, normalize)
 
