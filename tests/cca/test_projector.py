@@ -1,14 +1,18 @@
 """Projectors: inner products of their vectors are the scores of the models, whatever the model."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import AWCCA, Fusion, InputError
-from diptych.cca import maps
+from diptych._persistence import convert
+from diptych.cca import Projector, maps
+from diptych.cca._projector import ProjectorConfig
 from diptych.cca._weighting import normalize, to_unit_length
 from diptych.fusion import Part
 from tolerance import rounding
@@ -126,3 +130,54 @@ def test_vectors_have_length_one_whatever_the_size_of_their_coordinates(size):
     scaled = replace(part.y, map=part.y.map * np.float32(size))
     lengths = np.linalg.norm(replace(projector, parts=(replace(part, y=scaled),)).queries(y), axis=1)
     np.testing.assert_allclose(lengths, 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+@pytest.mark.parametrize("kind", ["cosine", "l2", "fusion"])
+def test_a_packed_projector_gives_the_same_vectors(task, kind, fusion):
+    x, y = draw_views()
+    model = fusion[0] if kind == "fusion" else AWCCA(params=(2.0, 3.0), similarity=kind).fit(x, y)
+    if kind == "fusion":
+        x, y = (np.hstack(list(view.values())) for view in fusion[1])
+    projector = model.projector(task)
+    config, tensors = projector.pack()
+    stored = convert(msgspec.json.decode(msgspec.json.encode(config)), ProjectorConfig, "config.json")
+    again = Projector.unpack(task, stored, tensors, Path("model.safetensors"))
+    items, queries = (x, y) if task == "search" else (y, x)
+    np.testing.assert_array_equal(again.items(items), projector.items(items))
+    np.testing.assert_array_equal(again.queries(queries), projector.queries(queries))
+    assert again.masks().keys() == projector.masks().keys()
+
+
+def test_arrays_that_do_not_fit_the_config_are_refused(fusion):
+    config, tensors = fusion[0].projector("search").pack()
+    for name in tensors:
+        missing = {key: array for key, array in tensors.items() if key != name}
+        for damaged in (missing, {**tensors, name: tensors[name][..., :-1]}):
+            with pytest.raises(InputError, match="save the model again|expected finite numbers"):
+                Projector.unpack("search", config, damaged, Path("model.safetensors"))
+    for change in ({"parts": []}, {"x": [("a", 5)]}, {"gate": (2.0, 1.0)}, {"euclidean": True}):
+        with pytest.raises(InputError):
+            msgspec.structs.replace(config, **change)
+
+
+@pytest.mark.parametrize("task", ["search", "annotate"])
+def test_scores_of_pairs_are_cosines_without_the_correction(task, fusion):
+    model, blocks = fusion
+    projector = model.projector(task)
+    x, y = (np.hstack(list(view.values())) for view in blocks)
+    pairing = np.arange(len(y))[::-1]
+    items, queries = (x, y) if task == "search" else (y, x)
+    scores = projector.restrict(projector.queries(queries), "uncorrected") @ projector.items(items).T
+    scores = scores if task == "search" else scores.T
+    expected = scores[np.arange(len(y)), pairing] / sum(part.weight for part in projector.parts)
+    np.testing.assert_allclose(projector.pair_scores(x, y, pairing), expected, atol=1e-5)
+    assert np.abs(projector.pair_scores(x, y)).max() <= 1 + 1e-5
+
+
+def test_scores_of_pairs_are_distances_for_l2():
+    x, y = draw_views()
+    projector = AWCCA(params=(2.0, 3.0), similarity="l2").fit(x, y).projector("search")
+    products = compare(projector, x, y)
+    expected = np.diagonal(projector.scores(products, projector.queries(y)))
+    np.testing.assert_allclose(projector.pair_scores(x, y), expected, rtol=1e-3, atol=1e-3)

@@ -20,15 +20,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from diptych._arrays import Floats, to_numpy
-from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task, check_choice, check_view
-from diptych._persistence import Schema
+from diptych._checks import (
+    QUERY_VIEW,
+    SEARCHED_VIEW,
+    InputError,
+    Task,
+    check_choice,
+    check_pairing,
+    check_view,
+)
+from diptych._persistence import Schema, Tensors, take_array
 from diptych._threads import multiply
-from diptych.cca._weighting import normalize, project, to_unit_length
+from diptych.cca._weighting import check_normalization, normalize, project, to_unit_length
 
 ViewKey: TypeAlias = Literal["x", "y"]
 VIEWS: tuple[ViewKey, ViewKey] = ("x", "y")
@@ -124,14 +133,19 @@ class Hubness:
         return self.gate.compute(np.concatenate(projected, axis=1))
 
 
-@dataclass(frozen=True)
-class BlockUse:
+class BlockUse(Schema, frozen=True):
     """What a part does with a block of features: it normalises each of some equal slices, and scales."""
 
     name: str
     normalize: str = "none"
     slices: int = 1
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no block can be used like."""
+        check_normalization(self.normalize)
+        if self.slices < 1 or not 0.0 < self.scale < float("inf"):
+            raise InputError(f"the block {self.name!r} has {self.slices} slices and the scale {self.scale}")
 
     def apply(self, features: Floats) -> Floats:
         """Return the features of the block as the part sees them."""
@@ -176,6 +190,50 @@ class PartMaps:
     def view(self, view: ViewKey) -> ViewMap:
         """Return the map of a view."""
         return self.x if view == "x" else self.y
+
+
+class PartConfig(Schema, frozen=True):
+    """A part as JSON; its means and maps are stored as arrays."""
+
+    name: str
+    x: tuple[BlockUse, ...]
+    y: tuple[BlockUse, ...]
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a part that sees no features, and a weight that is not positive."""
+        if not self.x or not self.y or not 0.0 < self.weight < float("inf"):
+            raise InputError(f"the part {self.name!r} lacks a block, or has the weight {self.weight}")
+
+
+class ProjectorConfig(Schema, frozen=True):
+    """A projector as JSON, beside its arrays; ``gate`` has the distances between which the gate closes.
+
+    Blocks are lists of names and widths, because JSON objects may come back in another order.
+    """
+
+    x: list[tuple[str, int]]
+    y: list[tuple[str, int]]
+    parts: list[PartConfig]
+    euclidean: bool = False
+    correction: Correction | None = None
+    gate: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse parts of blocks that are not there, and what no projector has."""
+        for part in self.parts:
+            for blocks, uses in ((dict(self.x), part.x), (dict(self.y), part.y)):
+                for use in uses:
+                    if use.name not in blocks or blocks[use.name] % use.slices:
+                        raise InputError(
+                            f"the part {part.name!r} uses a block {use.name!r} that is not there"
+                        )
+        if not self.parts or min(width for _, width in (*self.x, *self.y)) < 1:
+            raise InputError("expected at least one part, and blocks of at least one feature")
+        if self.euclidean and (len(self.parts) > 1 or self.correction is not None):
+            raise InputError("ℓ2 is for one part without a correction")
+        if self.gate is not None and (self.correction is None or not self.gate[0] < self.gate[1]):
+            raise InputError(f"a gate closes between {self.gate}; expected two ascending numbers")
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,6 +316,71 @@ class Projector:
         if self.hubness is not None:
             further = self.hubness.query_coordinates(projected)
         return np.asarray(np.hstack([vectors, further[:, None]]), np.float32)
+
+    def pair_scores(self, x: Any, y: Any, pairing: Any = None) -> Float32s:
+        """Return how well each row of Y fits its row of X: the mean cosine of the parts, by their weights.
+
+        With ℓ2, it is minus the distance. Unlike the scores of a search it has no hubness correction, so it is
+        comparable between queries. Row j of Y belongs to row ``pairing[j]`` of X; None: row to row.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> projector = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :3]).projector("search")
+        >>> bool((projector.pair_scores(x, x[:, :3]) > projector.pair_scores(x, x[::-1, :3])).all())
+        True
+        """
+        (x_parts, x_lengths), (y_parts, y_lengths) = self._project(x, "x"), self._project(y, "y")
+        rows = check_pairing(pairing, len(x_parts[0]), y_parts[0])
+        weights = [part.weight for part in self.parts]
+        u = self._scale(x_parts, x_lengths, weights)[rows]
+        v = self._scale(y_parts, y_lengths, [1.0] * len(weights))
+        if self.euclidean:
+            return -np.linalg.norm(u - v, axis=1)
+        return np.asarray(np.einsum("ij,ij->i", u, v) / np.float32(sum(weights)))
+
+    def pack(self) -> tuple[ProjectorConfig, Tensors]:
+        """Return the projector as a config and named arrays; messages' names of the views are left out."""
+        tensors: Tensors = {}
+        for at, part in enumerate(self.parts):
+            for view in VIEWS:
+                maps = part.view(view)
+                tensors |= {f"{at}.{view}_mean": maps.mean, f"{at}.{view}_map": maps.map}
+        correction = gate = None
+        if self.hubness is not None:
+            correction, tensors["bank"] = self.hubness.correction, self.hubness.bank
+            if self.hubness.gate is not None:
+                tensors["gate"] = self.hubness.gate.rates
+                gate = self.hubness.gate.low, self.hubness.gate.high
+        x, y = (list(self.blocks[view].items()) for view in VIEWS)
+        parts = [PartConfig(part.name, part.x.blocks, part.y.blocks, part.weight) for part in self.parts]
+        return ProjectorConfig(x, y, parts, self.euclidean, correction, gate), tensors
+
+    @classmethod
+    def unpack(cls, task: Task, config: ProjectorConfig, tensors: Tensors, source: Path) -> Projector:
+        """Return the projector that ``pack`` packed; ``source`` is where arrays were read, for messages."""
+        blocks: dict[ViewKey, dict[str, int]] = {"x": dict(config.x), "y": dict(config.y)}
+
+        def take(at: int, view: ViewKey, uses: tuple[BlockUse, ...], dimension: int | None) -> ViewMap:
+            width = sum(blocks[view][use.name] for use in uses)
+            mean = take_array(tensors, f"{at}.{view}_mean", (width,), source)
+            return ViewMap(uses, mean, take_array(tensors, f"{at}.{view}_map", (width, dimension), source))
+
+        parts = []
+        for at, part in enumerate(config.parts):
+            x = take(at, "x", part.x, None)
+            parts.append(PartMaps(part.name, x, take(at, "y", part.y, x.dimension), part.weight))
+        hubness = None
+        if config.correction is not None:
+            dimension = sum(part.x.dimension for part in parts)
+            bank = take_array(tensors, "bank", (None, dimension), source)
+            if config.correction.has_effect and len(bank) == 0:
+                raise InputError(f"{source} has no bank for the {task} correction; save the model again.")
+            gate = None
+            if config.gate is not None:
+                gate = Gate(take_array(tensors, "gate", (dimension,), source), *config.gate)
+            hubness = Hubness(config.correction, bank, gate)
+        return cls(task, tuple(parts), blocks, config.euclidean, hubness)
 
     def as_queries(self, items: Float32s) -> Float32s:
         """Return vectors of items as queries for similar items.
