@@ -320,8 +320,8 @@ class Projector:
     def pair_scores(self, x: Any, y: Any, pairing: Any = None) -> Float32s:
         """Return how well each row of Y fits its row of X: the mean cosine of the parts, by their weights.
 
-        With ℓ2, it is minus the distance. Unlike the scores of a search it has no hubness correction, so it is
-        comparable between queries. Row j of Y belongs to row ``pairing[j]`` of X; None: row to row.
+        With ℓ2, it is minus the distance. It has no hubness correction, so it is comparable between queries.
+        Row j of Y belongs to row ``pairing[j]`` of X; None: row to row.
 
         >>> import numpy as np
         >>> from diptych import AWCCA
