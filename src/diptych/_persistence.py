@@ -37,8 +37,8 @@ try:
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
-FORMAT_VERSION = 1
-"""Of everything that is saved. A library reads the formats up to its own."""
+FORMAT_VERSION = 2
+"""Of everything that is saved. Format 1 was never released, and is not read."""
 
 MAX_JSON_BYTES = 64 * 2**20
 CONFIG, TENSORS = "config.json", "model.safetensors"
@@ -476,6 +476,10 @@ def check_format(header: Mapping[str, Any], kind: str, path: Path) -> None:
     number = header.get("version")
     if not str(number).isdecimal() or int(str(number)) < 1:
         raise InputError(f"{path} has no valid format version ({number!r}); save the {kind} again.")
+    if int(str(number)) < FORMAT_VERSION:
+        raise InputError(
+            f"{path} has format version {number}, which this library no longer reads; save the {kind} again."
+        )
     if int(str(number)) > FORMAT_VERSION:
         raise InputError(
             f"{path} has format version {number}, newer than this library reads ({FORMAT_VERSION}); "

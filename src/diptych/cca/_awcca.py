@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any, Literal
 
@@ -30,11 +31,19 @@ from diptych._checks import (
 from diptych._progress import progress_bar
 from diptych._threads import multiply, one_blas_thread
 from diptych.cca._canonical import SMALL, CanonicalModel, DeferredModels, filters_of, ranking_maps
+from diptych.cca._description import (
+    SHOWN_CORRELATIONS,
+    ModelDescription,
+    Spectrum,
+    describe_polish,
+    plain_params,
+)
 from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._fit import (
     ByTask,
     Fit,
     FitResult,
+    Pairs,
     Params,
     params_by_task,
     params_of_filters,
@@ -51,15 +60,26 @@ from diptych.cca._prediction import (
     reduced_rank_maps,
     ridge_maps,
 )
-from diptych.cca._spectra import Solver, Spectra, spectra_from_moments
-from diptych.cca._streaming import Engine, PairBlock, are_blocks, remove_checkpoint
+from diptych.cca._spectra import Solver, Spectra, moments_from_spectra, spectra_from_moments
+from diptych.cca._streaming import (
+    ArrayBlocks,
+    Engine,
+    PairBlock,
+    Preparation,
+    are_blocks,
+    remove_checkpoint,
+    sum_blocks,
+)
 from diptych.cca._weighting import Projection, Weighting, maps, normalize, powers
-from diptych.cca.selection._grids import check_grid, check_share
+from diptych.cca.selection._grids import check_grid, check_share, hold_out
 from diptych.ranking import metric as ranking_metric
 from diptych.ranking import ranks
 
 SHOWN = 5
 """Components in the table of correlations."""
+
+UNSEEN_SHARE = 0.2
+"""Share of the rows of X that ``fit_unseen`` holds out."""
 
 # Colours are those of the notebook, so that light and dark ones are both readable.
 _STYLE = (
@@ -172,6 +192,9 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     >>> model.score(x[150:], y[150:]) > 50
     True
     """
+
+    takes_blocks = False
+    learned_validation = False
 
     def __init__(
         self,
@@ -495,6 +518,102 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         result = FitResult(spectra_from_moments(moments), params, sizes, self.path_)
         self._set_models(result, Fit(self), polished, moments)
         return self
+
+    def refit_copy(
+        self, moments: Moments, total: float, validation: tuple[Array, ...] | None = None
+    ) -> AWCCA:
+        """Return a copy fitted on other moments, without its spectra; it was fitted on a ``total`` of pairs.
+
+        γ is scaled by the number of pairs; with ``validation`` pairs, everything is selected on them again.
+        """
+        model, _ = self.split_moments()
+        if validation is not None:
+            model.params = None
+            model.fit_moments(moments, validation=validation)
+        else:
+            model.refit_moments(moments, total)
+        return model.split_moments()[0]
+
+    def fit_unseen(
+        self, training: Pairs, validation: Pairs | None, *, fewest: int = 0, **options: Any
+    ) -> Callable[[], tuple[AWCCA, Pairs]]:
+        """Fit, and return a function that returns a model and pairs which that model has not seen.
+
+        Without ``validation`` pairs, that is a model of the same parameters, fitted on the training pairs
+        without a share that is held out, if these have the ``fewest`` rows of X at least. ``options`` are as
+        ``fit`` takes them.
+        """
+        # With given parameters, validation pairs still measure the correlations.
+        uses = self.params is not None or self.selection == "validation" or self.n_components == "auto"
+        self.fit(*training, validation=validation if uses else None, **options)
+        self.models_.values()  # decomposes them, which a search needs
+
+        def make_unseen() -> tuple[AWCCA, Pairs]:
+            if validation is not None:
+                return self, validation
+            x, y, pairing = training
+            rest, held_out = hold_out(pairing, len(x), UNSEEN_SHARE, 0)
+            pairs = x[held_out.x], y[held_out.y], held_out.pairing
+            if len(held_out.x) < fewest:
+                return self, pairs
+            prepare = Preparation(self.normalize, self.precision, options.get("device"))
+            moments = sum_blocks(ArrayBlocks(x, y, pairing, rest.y), prepare, engine=options.get("engine"))
+            with one_blas_thread():
+                return self.refit_copy(moments, self.spectra_.total), pairs
+
+        return make_unseen
+
+    def split_moments(self) -> tuple[AWCCA, Moments | None]:
+        """Return a copy in NumPy without the spectra, and the moments of the pairs it was fitted on.
+
+        These are None where the spectra are not at hand, or have no moments because a view is sparse.
+        """
+        copied, moments = copy.copy(self), None
+        spectra = copied.__dict__.pop("spectra_", None)
+        if spectra is not None and spectra.is_dense:
+            moments = fields_to_numpy(moments_from_spectra(spectra, self.precision))
+        # Both tasks often share one model.
+        models = {id(model): fields_to_numpy(model) for model in self.models_.values()}
+        copied.models_ = {task: models[id(model)] for task, model in self.models_.items()}
+        copied.x_mean_, copied.y_mean_ = to_numpy(self.x_mean_), to_numpy(self.y_mean_)
+        return copied, moments
+
+    def describe(self) -> ModelDescription:
+        """Return what people want to know of the fitted model, as plain data."""
+        self._check_fitted()
+        models, path = self.models_, self.path_
+
+        def first(task: Task, name: str) -> list[float] | None:
+            values = getattr(models[task], name)
+            return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
+
+        polishes = {task: models[task].polish for task in TASKS}
+        epochs = {task: 0 if polish is None else polish.epochs for task, polish in polishes.items()}
+        names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
+        polished = {f"{task} model": describe_polish(n) for task, n in epochs.items() if n}
+        kinds = ("correlations", "train_correlations", "validation_correlations")
+        weighting = self.weighting
+        if not isinstance(weighting, str):
+            weighting = float(weighting[0]), float(weighting[1])
+        if path is not None and path.grid.filter is not None:  # a function cannot be stored
+            path = replace(path, grid=replace(path.grid, filter=None))
+        return ModelDescription(
+            "AWCCA",
+            {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
+            {task: int(models[task].correlations.shape[0]) for task in TASKS},
+            plain_params({name: getattr(self, name) for name in names} | polished),
+            weighting,
+            epochs,
+            {task: {kind: first(task, kind) for kind in kinds} for task in TASKS},
+            {task: Spectrum.thin(to_numpy(models[task].correlations)) for task in TASKS},
+            metric=None if path is None else path.metric,
+            best={} if path is None else {task: path.best(task) for task in TASKS},
+            theory=None if path is not None or self.params is not None else self._theory(),
+            path=path,
+        )
+
+    def _theory(self) -> str:
+        return self.selection if self.selection != "validation" else "ledoit-wolf"
 
     def _embed(self, X: Array, Y: Array, task: Task) -> tuple[Array, Array]:
         """Return vectors of both views that rank as those of ``transform``."""

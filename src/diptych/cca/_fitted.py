@@ -30,6 +30,7 @@ from diptych._checks import (
 from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import Schema, Tensors, take_array
 from diptych.cca._canonical import CanonicalModel
+from diptych.cca._description import check_path
 from diptych.cca._filters import (
     SHRINKAGES,
     AnyFilter,
@@ -173,20 +174,7 @@ class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
         """Refuse a model without one of the tasks, and a path that does not fit its grid."""
         if set(self.models) != set(TASKS):
             raise InputError(f"models has the tasks {sorted(self.models)}; expected {', '.join(TASKS)}")
-        if self.path is None:
-            return
-        shape, scores = self.path.grid.shape, self.path.scores
-        if any(set(part) != set(TASKS) for part in (scores, self.path.exact, self.path.choice)):
-            raise InputError("path: the regularisation path lacks a task")
-        tables = [
-            *self.path.exact.values(),
-            *(table for metrics in scores.values() for table in metrics.values()),
-        ]
-        points = [*self.path.choice.values(), *self.path.failed]
-        if any(table.shape != shape for table in tables) or not all(
-            0 <= i < shape[0] and 0 <= j < shape[1] for i, j in points
-        ):
-            raise InputError(f"path: a table or a point does not fit the grid of the shape {shape}")
+        check_path(self.path)
 
 
 def check_selection(selection: str, filter: Any, weighting: Any, n_components: Any) -> None:

@@ -297,6 +297,12 @@ class Projector:
         """Return the number of features of a view."""
         return sum(self.blocks[view].values())
 
+    def normalization(self, view: ViewKey) -> str:
+        """Return how a view's features are normalised before anything else, if that is one way for all."""
+        uses = {use for part in self.parts for use in part.view(view).blocks}
+        whole = len(self.blocks[view]) == len(uses) == 1 and next(iter(uses)).slices == 1
+        return str(next(iter(uses)).normalize) if whole else "none"
+
     def items(self, features: Any) -> Float32s:
         """Return vectors of items, from a matrix of features or named blocks of them."""
         vectors = self._scale(*self._project(features, self.searched), [part.weight for part in self.parts])
@@ -404,6 +410,19 @@ class Projector:
         squares = np.sum(queries[:, :-1] ** 2, axis=1, keepdims=True)
         distances: Float32s = np.sqrt(np.maximum(squares - 2 * products, 0))
         return -distances
+
+    def to_similarity(self, items: Float32s, queries: Float32s) -> tuple[Float32s, Float32s]:
+        """Return vectors whose cosine, or ℓ2 for a model with it, ranks as their inner product does.
+
+        Items of several lengths get a coordinate that gives all of them the greatest; it is 0 for queries.
+        """
+        if self.euclidean:
+            return self.coordinates(items), self.coordinates(queries)
+        if len(self.parts) == 1 and self.hubness is None:
+            return items, queries
+        squares = np.sum(np.square(items, dtype=np.float64), axis=1)
+        rest = np.sqrt(squares.max(initial=0.0) - squares)[:, None].astype(items.dtype)
+        return np.hstack([items, rest]), np.hstack([queries, np.zeros((len(queries), 1), queries.dtype)])
 
     def masks(self) -> dict[str, Float32s]:
         """Return what can be compared with the whole, and what queries are multiplied by for that.

@@ -298,7 +298,8 @@ def _describe_model(content: dict[str, Any], model: Path) -> Iterator[str]:
 
 def _describe_tasks(content: dict[str, Any]) -> Iterator[str]:
     """Say for each task what was fitted; for a fusion, its parts and correction, else its correlations."""
-    from diptych.report._card import describe_correction, describe_polish
+    from diptych.cca._description import describe_polish
+    from diptych.report._card import describe_correction
 
     for task, filters in content["filters"].items():
         components = f"{content['components'][task]} components"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast, overload
 
 import msgspec
-import numpy as np
 from numpy.typing import ArrayLike
 
 from diptych._arrays import Array, Floats, to_numpy
@@ -307,15 +306,12 @@ class FittedFusion:
     def ranks(self, X: Views, y: Views, pairing: ArrayLike | None = None, *, task: str = "search") -> Array:
         """Return the rank of the true item of every query, as ``diptych.ranking`` counts it."""
         name = check_task(task)
-        return ranks(*self.transform_to_cosines(X, y, name), pairing, task=name)
-
-    def transform_to_cosines(self, X: Views, y: Views, task: Task) -> tuple[Floats, Floats]:
-        """Return vectors of both views whose cosines rank the items of ``task`` as the model does."""
-        of_x, of_y = self.transform(X, y, task=task)
-        if task == "search":
-            return _to_cosines(of_x, of_y)
-        of_y, of_x = _to_cosines(of_y, of_x)
-        return of_x, of_y
+        of_x, of_y = self.transform(X, y, task=name)
+        if SEARCHED_VIEW[name] == "x":
+            of_x, of_y = self.projector(name).to_similarity(of_x, of_y)
+        else:
+            of_y, of_x = self.projector(name).to_similarity(of_y, of_x)
+        return ranks(of_x, of_y, pairing, task=name)
 
     def score(
         self, X: Views, y: Views, pairing: ArrayLike | None = None, *, task: str | None = None
@@ -469,11 +465,3 @@ def _take_member(
     )
     polish = take_polish(tensors, name, stored.use.epochs, x_map.shape[1], source)
     return Member(part, stored.use, stored.weight, linear, stored.params, polish, stored.canonical)
-
-
-def _to_cosines(items: Floats, queries: Floats) -> tuple[Floats, Floats]:
-    """Add a coordinate that gives all items one length and is 0 for queries, so that cosines rank alike."""
-    squares = np.sum(np.square(items, dtype=np.float64), axis=1)
-    rest = np.sqrt(squares.max() - squares)[:, None].astype(items.dtype)
-    zeros = np.zeros((len(queries), 1), dtype=queries.dtype)
-    return np.concatenate([items, rest], axis=1), np.concatenate([queries, zeros], axis=1)

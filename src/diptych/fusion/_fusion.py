@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
-from diptych._arrays import Floats
+from diptych._arrays import Floats, fields_to_numpy
 from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice, check_count
 from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
+from diptych.cca._description import CorrectionDescription, ModelDescription
 from diptych.cca._moments import PRECISIONS, Moments, Precision
 from diptych.cca._projector import KINDS, Correction, Gate
 from diptych.cca._streaming import Engine, remove_checkpoint
@@ -23,7 +25,16 @@ from diptych.cca.selection._grids import check_grid, check_share
 from diptych.fusion._blocks import Block, Geometry, JointMoments, Pairs, count_rows, take_rows
 from diptych.fusion._fitted import PRESETS, FittedFusion, FusedModels, SelectionReport, Views, as_pairs
 from diptych.fusion._fitting import Settings, fit_fusion
-from diptych.fusion._members import LinearMaps, Member, Part, Use, carry_vectors, make_gate, refit_member
+from diptych.fusion._members import (
+    LinearMaps,
+    Member,
+    Part,
+    Use,
+    carry_vectors,
+    describe_members,
+    make_gate,
+    refit_member,
+)
 
 
 class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
@@ -108,6 +119,8 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
     True
     """
 
+    takes_blocks = True
+
     def __init__(
         self,
         preset: str = "best",
@@ -190,19 +203,23 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
     @one_blas_thread()
     def fit_unseen(
         self,
-        pairs: tuple[Any, ...],
+        training: tuple[Any, ...],
         validation: tuple[Any, ...] | None,
         *,
+        fewest: int = 0,
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-    ) -> tuple[FittedFusion, Pairs, Pairs]:
-        """Fit as ``fit`` does; return a model that has not seen validation pairs, those, and the others.
+    ) -> Callable[[], tuple[Fusion, Pairs]]:
+        """Fit, and return a function that returns a model and pairs which that model has not seen.
 
-        Where the chosen models are fitted again on all pairs, it is what they were before.
+        These are the validation pairs. Where the chosen models are fitted again on all pairs, it is what they
+        were before. ``fewest`` is for models that are fitted once more for that.
         """
         self.check_parameters()
-        return self._fit(as_pairs(*pairs), validation, engine, device, checkpoint, keep_unseen=True)
+        pairs = as_pairs(*training)
+        unseen, held_out = self._fit(pairs, validation, engine, device, checkpoint, keep_unseen=True)
+        return lambda: (unseen, held_out)
 
     def _fit(
         self,
@@ -212,7 +229,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         device: str | None,
         checkpoint: str | os.PathLike[str] | None,
         keep_unseen: bool = False,
-    ) -> tuple[FittedFusion, Pairs, Pairs]:
+    ) -> tuple[Fusion, Pairs]:
         training, held_out, description = self._split(pairs, validation)
         with progress_bar("fitting", self.verbose):
             result = fit_fusion(
@@ -229,9 +246,9 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         self.moments_, self.selection_ = result.moments, result.selection
         if checkpoint is not None:
             remove_checkpoint(checkpoint)
-        unseen = FittedFusion(self.preset, grid=self.grid)
+        unseen = Fusion(self.preset, grid=self.grid)
         unseen._set_models(result.unseen)
-        return unseen, held_out, training
+        return unseen, held_out
 
     def refit_moments(self, moments: Moments, count: int) -> Fusion:
         """Fit the models again on other moments, such as ``moments_`` and those of more pairs added.
@@ -263,6 +280,49 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
             gates[task] = gate and make_gate(members[task], view, joint, (gate.low, gate.high))
         self.members_, self.banks_, self.gates_, self.moments_ = members, banks, gates, moments
         return self
+
+    def refit_copy(self, moments: Moments, total: float, validation: tuple[Any, ...] | None = None) -> Fusion:
+        """Return a copy fitted on other moments, without these; it was fitted on a ``total`` of pairs."""
+        if validation is not None:
+            raise InputError(
+                "the parts and weights of a fusion cannot be selected again in a refit; leave out "
+                "validation, or fit it again on all pairs."
+            )
+        return copy.copy(self).refit_moments(moments, int(total)).split_moments()[0]
+
+    def split_moments(self) -> tuple[Fusion, Moments | None]:
+        """Return a copy without its moments, and these; None where they are not known."""
+        copied = copy.copy(self)
+        moments = copied.__dict__.pop("moments_", None)
+        return copied, None if moments is None else fields_to_numpy(moments)
+
+    @property
+    def learned_validation(self) -> bool:
+        """Whether the models were fitted on the validation pairs too."""
+        return self.selection_.refitted
+
+    def describe(self) -> ModelDescription:
+        """Return what people want to know of the fitted model, as plain data."""
+        self._check_fitted()
+        recall: Any = self.selection_.tasks
+        corrections = {
+            task: CorrectionDescription(c.kind, c.strength, c.neighbours, self.gates_[task] is not None)
+            for task, c in self.corrections_.items()
+        }
+        return ModelDescription(
+            "Fusion",
+            {
+                task: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members]
+                for task, members in self.members_.items()
+            },
+            {task: sum(m.dimension for m in members) for task, members in self.members_.items()},
+            {"preset": self.preset},
+            "fusion",
+            parts={task: describe_members(members) for task, members in self.members_.items()},
+            corrections=corrections,
+            metric="r@1" if recall else None,
+            best={task: float(recall[task].recall["r@1"]) for task in recall},
+        )
 
     @classmethod
     def zero_shot(cls, width: int) -> Fusion:

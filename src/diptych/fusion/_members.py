@@ -15,6 +15,7 @@ from diptych._devices import copy_to_device
 from diptych._persistence import Schema
 from diptych.cca import CanonicalModel, Moments, Spectra, Tikhonov, maps, regularized_cca
 from diptych.cca._canonical import ranking_maps
+from diptych.cca._description import PartDescription, describe_polish
 from diptych.cca._polish import Polish, carry_polish, sample_pairs
 from diptych.cca._projector import Gate
 from diptych.cca._weighting import project, to_unit_length
@@ -354,3 +355,23 @@ def name_members(members: Sequence[Member]) -> list[str]:
     names = [f"{m.part}, as encoded" if m.part.kind == "identity" else str(m.part) for m in members]
     repeats = [names[:at].count(name) for at, name in enumerate(names)]
     return [f"{name} ({n + 1})" if n else name for name, n in zip(names, repeats, strict=True)]
+
+
+_USES = {
+    "none": "no weighting",
+    "identity": "cosine of the features as encoded",
+    "centred identity": "cosine of the features as encoded, without their means",
+}
+
+
+def describe_members(members: Sequence[Member]) -> list[PartDescription]:
+    """Return the name, weight, use and components of each model of a fusion's task."""
+    return [
+        PartDescription(name, m.weight, _describe_use(m.use), m.dimension)
+        for name, m in zip(name_members(members), members, strict=True)
+    ]
+
+
+def _describe_use(use: Use) -> str:
+    words = _USES.get(use.weighting, f"{use.weighting} weighting")
+    return f"{words}, {describe_polish(use.epochs)}" if use.epochs else words

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diptych._checks import FEW_PAIRS, IMAGE_AND_TEXT, TASKS, Task, ViewNames, count, plural, with_article
+from diptych.cca._description import SHOWN_CORRELATIONS
 from diptych.report._page import one_line, task_titles
 
 FIGURE_FILE = "regularization.png"
 RELIABILITY_FILE = "reliability.png"
-SHOWN_CORRELATIONS = 5
 CORRELATIONS = {
     "correlations": "of the regularised model (Σ)",
     "train_correlations": "of its variates on the training pairs",
@@ -271,15 +271,6 @@ def describe_correction(correction: Mapping[str, Any]) -> str:
         f"an item loses {correction['strength']:g} of its mean score with the {correction['neighbours']} "
         f"nearest training queries ({correction['kind'].upper()}){gate}"
     )
-
-
-def describe_polish(epochs: int) -> str:
-    """Describe that a model was polished; command line, card and page show this.
-
-    >>> describe_polish(3)
-    'polished for 3 epochs'
-    """
-    return f"polished for {epochs} epoch{'s' if epochs != 1 else ''}"
 
 
 def describe_probabilities(calibration: Mapping[str, Any]) -> str:

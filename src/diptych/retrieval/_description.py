@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,22 +12,18 @@ import msgspec
 from diptych._checks import TASKS, InputError, Task
 from diptych._model_folder import FOR_PEOPLE
 from diptych._persistence import library_version, name_in_errors
-from diptych.cca._fitted import FittedAWCCA
-from diptych.fusion._fitted import FittedFusion
-from diptych.fusion._members import Member, Use, name_members
+from diptych.cca._description import ModelDescription
 from diptych.report import draw_regularization_path, draw_reliability, model_card
 from diptych.report._card import (
     CORRELATIONS,
     FIGURE_FILE,
     RELIABILITY_FILE,
-    SHOWN_CORRELATIONS,
     Card,
     EncoderFacts,
     FusedTaskFacts,
     IndexFacts,
     TaskFacts,
     describe_correction,
-    describe_polish,
 )
 from diptych.retrieval._calibration import describe_calibration
 from diptych.retrieval._items import VIEWS
@@ -37,19 +33,13 @@ if TYPE_CHECKING:
 
 _FILES = {
     "config.json": "encoders, filters, regularisation path, recalls and checksums",
-    "model.safetensors": "the model of each task",
+    "model.safetensors": "the projectors of both tasks",
+    "estimator.safetensors": "the fitted model, for a refit",
     "moments.safetensors": "the moments of the training pairs, for a refit",
     "index.safetensors": "the vectors of all items",
     "features.safetensors": "the features of all items",
     "items.jsonl": "the items",
     "text-encoder": "the text encoder",
-}
-
-
-_USES = {
-    "none": "no weighting",
-    "identity": "cosine of the features as encoded",
-    "centred identity": "cosine of the features as encoded, without their means",
 }
 
 
@@ -59,13 +49,13 @@ def describe(retriever: Retriever) -> dict[str, Any]:
     fitted, store = searcher.fitted, searcher.store
     encoders = {}
     for view in VIEWS:
-        record, dimension = searcher.encoders.describe(view), searcher.width(view)
+        record, dimension = searcher.encoders.describe(view), fitted.width(view)
         encoders[view] = {"name": record.name, "fingerprint": record.fingerprint, "dimension": dimension}
     return {
         "library": library_version(),
         "views": list(retriever.views),
         "encoders": encoders,
-        **_describe_tasks(fitted.core),
+        **_describe_model(fitted.description),
         "index": {"kind": store.kind, "dtype": store.dtype},
         "keep_features": bool(retriever.keep_features),
         "items": {view: store.count(view) for view in VIEWS},
@@ -74,46 +64,11 @@ def describe(retriever: Retriever) -> dict[str, Any]:
     }
 
 
-def _describe_tasks(model: FittedAWCCA | FittedFusion) -> dict[str, Any]:
-    """Return filters, components and correlations of each task."""
-    if isinstance(model, FittedFusion):
-        members = model.members_
-        return {
-            "filters": {
-                t: [f"{m.weight:.2g} × ({m.part}), {m.use.weighting}" for m in members[t]] for t in TASKS
-            },
-            "components": {t: sum(m.dimension for m in members[t]) for t in TASKS},
-            "parts": {t: describe_members(members[t]) for t in TASKS},
-            "corrections": {
-                t: {**msgspec.structs.asdict(model.corrections_[t]), "gated": model.gates_[t] is not None}
-                for t in TASKS
-            },
-        }
-    models = model.models_
-
-    def first(task: Task, name: str) -> list[float] | None:
-        values = getattr(models[task], name)
-        return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
-
-    return {
-        "filters": {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
-        "components": {task: int(models[task].correlations.shape[0]) for task in TASKS},
-        "epochs": {task: 0 if (polish := models[task].polish) is None else polish.epochs for task in TASKS},
-        "correlations": {task: {name: first(task, name) for name in CORRELATIONS} for task in TASKS},
-    }
-
-
-def describe_members(members: Sequence[Member]) -> list[dict[str, Any]]:
-    """Return the name, weight, use and components of each model of a fusion's task."""
-    return [
-        {"name": name, "weight": m.weight, "use": _describe_use(m.use), "components": m.dimension}
-        for name, m in zip(name_members(members), members, strict=True)
-    ]
-
-
-def _describe_use(use: Use) -> str:
-    words = _USES.get(use.weighting, f"{use.weighting} weighting")
-    return f"{words}, {describe_polish(use.epochs)}" if use.epochs else words
+def _describe_model(model: ModelDescription) -> dict[str, Any]:
+    """Return filters, components and correlations of each task, or the parts of a fusion."""
+    plain = msgspec.to_builtins(msgspec.structs.replace(model, path=None))
+    names = ("filters", "components", "epochs", "correlations", "parts", "corrections")
+    return {name: plain[name] for name in names if plain[name]}
 
 
 def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", front_matter: str = "") -> None:
@@ -122,10 +77,10 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
     ``repo`` is the repository that the model is published in, whose card starts with ``front_matter``.
     """
     facts, searcher = describe(retriever), retriever.searcher
-    fitted, model, store = searcher.fitted, searcher.fitted.core, searcher.store
-    if isinstance(model, FittedAWCCA) and model.path_ is not None:
+    fitted, model, store = searcher.fitted, searcher.fitted.description, searcher.store
+    if model.path is not None:
         with suppress(InputError):
-            draw_regularization_path(model.path_, folder / FIGURE_FILE, views=retriever.views)
+            draw_regularization_path(model.path, folder / FIGURE_FILE, views=retriever.views)
     with suppress(InputError):  # without matplotlib, and without probabilities
         draw_reliability(facts["calibration"], folder / RELIABILITY_FILE, views=retriever.views)
     encoders = [
@@ -145,7 +100,7 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
         image_encoder=encoders[0],
         text_encoder=encoders[1],
         tasks=_task_facts(facts),
-        params=_shown_params(model, facts),
+        params=model.params,
         selected_on=fitted.facts.get("selection", {}).get("pairs"),
         seconds=fitted.facts.get("seconds", {}).get("all"),
         quality=fitted.facts.get("quality", Card.quality),
@@ -181,11 +136,3 @@ def _task_facts(facts: Mapping[str, Any]) -> dict[Task, TaskFacts | FusedTaskFac
         )
         for t in TASKS
     }
-
-
-def _shown_params(model: FittedAWCCA | FittedFusion, facts: Mapping[str, Any]) -> dict[str, object]:
-    if isinstance(model, FittedFusion):
-        return {"preset": model.preset}
-    names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-    polish = {f"{task} model": describe_polish(n) for task, n in facts["epochs"].items() if n}
-    return {name: getattr(model, name) for name in names} | polish

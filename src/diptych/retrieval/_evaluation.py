@@ -13,16 +13,15 @@ from urllib.parse import quote
 import numpy as np
 
 from diptych._arrays import move_like, to_numpy
-from diptych._checks import TASKS, InputError, Similarity, Task, check_count, check_similarity, check_task
+from diptych._checks import InputError, Similarity, Task, check_count, check_task
 from diptych._devices import copy_to_device
 from diptych._persistence import replace_file
-from diptych.cca._fitted import FittedAWCCA
-from diptych.fusion._fitted import FittedFusion
 from diptych.ranking import bootstrap_intervals, pair_ranks
 from diptych.ranking._metrics import METRICS, summarize_pairs
 from diptych.ranking._ranks import best_items
 
 if TYPE_CHECKING:
+    from diptych.cca import Projector
     from diptych.data import PairedDataset
 
 Part: TypeAlias = tuple[Any, Any, Any]
@@ -188,28 +187,30 @@ class Evaluation(dict[str, dict[str, float]]):
         return [images[row] for row in np.unique(self._dataset.pairing)], captions
 
 
-def rank_pairs(model: FittedAWCCA | FittedFusion, part: Part, device: str = "cpu") -> dict[Task, _Ranking]:
-    """Rank some pairs with a fitted model for both tasks, computed on a device."""
-    if device != "cpu" and isinstance(model, FittedAWCCA):
-        part = tuple(copy_to_device(np.asarray(array), device) for array in part)
+def rank_pairs(projectors: Mapping[Task, Projector], part: Part, device: str = "cpu") -> dict[Task, _Ranking]:
+    """Rank some pairs for both tasks, on a device."""
     x, y, pairing = part
-    rankings, similarity = dict[Task, _Ranking](), check_similarity("cosine")
-    for task in TASKS:
-        if isinstance(model, FittedFusion):
-            of_x, of_y = model.transform_to_cosines(x, y, task)
-        else:
-            of_x, of_y = model.transform(x, y, task=task)
-            similarity = model.similarity
-        places = pair_ranks(of_x, of_y, pairing, task=task, similarity=similarity)
+    rankings = dict[Task, _Ranking]()
+    for task, projector in projectors.items():
+        features = {"x": x, "y": y}
+        items, queries = projector.to_similarity(
+            projector.items(features[projector.searched]), projector.queries(features[projector.queried])
+        )
+        vectors = {projector.searched: items, projector.queried: queries}
+        of_x, of_y, rows = vectors["x"], vectors["y"], pairing
+        if device != "cpu":
+            of_x, of_y, rows = (copy_to_device(np.asarray(array), device) for array in (of_x, of_y, rows))
+        similarity: Similarity = "l2" if projector.euclidean else "cosine"
+        places = pair_ranks(of_x, of_y, rows, task=task, similarity=similarity)
         rankings[task] = _Ranking(of_x, of_y, similarity, to_numpy(places))
     return rankings
 
 
 def measure_metrics(
-    model: FittedAWCCA | FittedFusion, part: Part, device: str = "cpu"
+    projectors: Mapping[Task, Projector], part: Part, device: str = "cpu"
 ) -> dict[str, dict[str, float]]:
-    """Return the metrics of a fitted model for both tasks on some pairs, computed on a device."""
-    rankings = rank_pairs(model, part, device)
+    """Return the metrics of both tasks on some pairs, computed on a device."""
+    rankings = rank_pairs(projectors, part, device)
     return {task: summarize_pairs(r.places, _queries(task, part[2])) for task, r in rankings.items()}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from diptych._checks import InputError, check_choice, check_task, missing_package_error
 from diptych._persistence import library_version, replace_file
 from diptych.cca._projector import BlockUse, Gate, Hubness, Projector, ViewKey
-from diptych.retrieval._embedding import Layout
+from diptych.retrieval._fitted import Layout
 from diptych.retrieval._items import SIDES, VIEWS, View
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def export_onnx(path: str | os.PathLike[str], searcher: Searcher, view: str, tas
     is_query = side == projector.queried
     record = searcher.encoders.describe(checked_view)
     about = {
-        "model": type(searcher.fitted.model).__name__,
+        "model": searcher.fitted.description.kind,
         "task": projector.task,
         "view": checked_view,
         "side": "query" if is_query else "item",
@@ -220,7 +220,7 @@ def _choose_inputs(searcher: Searcher, view: View, projector: Projector) -> tupl
     """
     layout, blocks = searcher.fitted.layout(view), projector.blocks[SIDES[view]]
     if len(layout) < 2:
-        return {FEATURES: searcher.width(view)}, False
+        return {FEATURES: searcher.fitted.width(view)}, False
     if wrong := [name for name in layout if name in ("", VECTORS) or not name.isprintable()]:
         raise InputError(f"the block {wrong[0]!r} cannot be the name of an input; fit with another name.")
     if set(layout) != set(blocks):

@@ -1,9 +1,11 @@
 """The files of a retriever in a model folder, and those of its model in a database.
 
 =========================  ==============================================================================
-``config.json``            encoders, filters, regularisation path, recalls, number of items, checksums
-``model.safetensors``      the model of each task, and the spread of its training features
-``moments.safetensors``    the moments of the training pairs, which only ``refit`` reads
+``config.json``            projectors, encoders, what is known of the model, number of items, checksums
+``model.safetensors``      the arrays of the projectors, and the spread of the training features
+``estimator.json`` and     the fitted model, which only a refit needs; arrays that a projector has are not
+``estimator.safetensors``  stored again
+``moments.safetensors``    the moments of the training pairs, which only a refit needs
 ``index.safetensors``      the vectors of all items
 ``features.safetensors``   their features, if they are kept
 ``items.jsonl``            the items
@@ -25,7 +27,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 
@@ -33,7 +35,6 @@ import msgspec
 import numpy as np
 
 from diptych._checks import (
-    IMAGE_AND_TEXT,
     TASKS,
     InputError,
     Task,
@@ -64,15 +65,17 @@ from diptych._persistence import (
     write_config,
     write_tensors,
 )
-from diptych.cca._fitted import AWCCAConfig, FittedAWCCA
+from diptych.cca._description import ModelDescription
 from diptych.cca._moments import Moments
+from diptych.cca._projector import Projector, ProjectorConfig
+from diptych.cca._weighting import check_normalization
 from diptych.encoders._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
-from diptych.fusion._fitted import FittedFusion, FusionConfig
-from diptych.retrieval._calibration import NOT_CALIBRATED, Calibration, TaskCalibration
-from diptych.retrieval._embedding import OutlierDetector, count_features, make_projectors
+from diptych.retrieval._calibration import TaskCalibration
 from diptych.retrieval._encoders import EncoderRecord, Encoders
+from diptych.retrieval._fitted import Fitted, Learned, OutlierDetector, name_views
 from diptych.retrieval._items import (
     SEARCHED,
+    SIDES,
     VIEWS,
     Item,
     Places,
@@ -82,20 +85,23 @@ from diptych.retrieval._items import (
     strip_paths,
     write_items,
 )
-from diptych.retrieval._searcher import Fitted, Searcher
+from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from diptych.retrieval.stores._memory import KINDS, ItemTable, MemoryStore
 
 if TYPE_CHECKING:
+    from diptych.cca import AWCCA
+    from diptych.fusion import Fusion
     from diptych.retrieval._retriever import Retriever
 
 KIND, STORED_KIND = "retriever", "stored-model"
+ESTIMATOR = ("estimator.json", "estimator.safetensors")
 MOMENTS, INDEX, FEATURES = "moments.safetensors", "index.safetensors", "features.safetensors"
 ITEMS, TEXT = "items.jsonl", INSIDE
 TEXT_FILES = (f"{TEXT}/{CONFIG}", f"{TEXT}/{TENSORS}", f"{TEXT}/{WORDS}")
-MODEL_FILES = (TENSORS, MOMENTS, INDEX, FEATURES, ITEMS, *TEXT_FILES)
+MODEL_FILES = (TENSORS, *ESTIMATOR, MOMENTS, INDEX, FEATURES, ITEMS, *TEXT_FILES)
 """The files of a version that are published, beside its config; nothing that can be executed."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -143,34 +149,45 @@ class Facts(TypedDict, total=False):
     refitted: Refit
 
 
-class ModelConfig(Schema, frozen=True):
-    """A fitted model and its encoders; the limit of an outlier detector is None if it has none.
+class OutlierConfig(Schema, frozen=True):
+    """How features are normalised before they are compared with the training features, and the limit."""
 
-    ``views`` are the names of the views for people, unless they are image and text. ``calibration`` has the
-    probabilities of each task, or says why there are none; older models do not have it.
+    normalize: str
+    limit: float | None
+
+
+class ModelConfig(Schema, frozen=True):
+    """A fitted model and its encoders; ``views`` are the names of the views for people.
+
+    ``calibration`` has the probabilities of each task, or says why there are none.
     """
 
-    model: AWCCAConfig | FusionConfig
-    outlier_limits: dict[View, float | None]
+    projectors: dict[Task, ProjectorConfig]
+    description: ModelDescription
+    outliers: dict[View, OutlierConfig]
     encoders: dict[View, EncoderRecord]
     index: IndexConfig
     keep_features: bool
     facts: Facts
-    views: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
-    calibration: dict[Task, TaskCalibration] | str | msgspec.UnsetType = msgspec.UNSET
+    views: tuple[str, str]
+    calibration: dict[Task, TaskCalibration] | str
 
     @property
     def names(self) -> ViewNames:
         """The names of the views."""
-        return IMAGE_AND_TEXT if self.views is msgspec.UNSET else check_view_names(self.views)
+        return check_view_names(self.views)
 
     def __post_init__(self) -> None:
-        """Refuse a config without one of the views, and names that are none."""
+        """Refuse a config without one of the views or tasks, and names that are none."""
         self.names  # noqa: B018
-        if set(self.outlier_limits) != set(VIEWS) or set(self.encoders) != set(VIEWS):
-            raise InputError(f"expected outlier_limits and encoders of the views {', '.join(VIEWS)}")
-        if isinstance(self.calibration, dict) and set(self.calibration) != set(TASKS):
-            raise InputError(f"expected a calibration of the tasks {', '.join(TASKS)}")
+        if set(self.outliers) != set(VIEWS) or set(self.encoders) != set(VIEWS):
+            raise InputError(f"expected outliers and encoders of the views {', '.join(VIEWS)}")
+        calibrated = set(TASKS) if isinstance(self.calibration, str) else set(self.calibration)
+        if set(self.projectors) != set(TASKS) or calibrated != set(TASKS):
+            raise InputError(f"expected a projector and a calibration of the tasks {', '.join(TASKS)}")
+        search, annotate = (self.projectors[task] for task in TASKS)
+        if (search.x, search.y) != (annotate.x, annotate.y):
+            raise InputError("the projectors of the two tasks are for other features")
 
 
 class PlacesConfig(Schema, frozen=True):
@@ -335,7 +352,7 @@ def save_published(
     with retriever._writing, new_version(folder, KIND) as draft:
         kept = store.kept if keep_features else {}
         if not keep_features:
-            fitted = replace(fitted, load_moments=None)
+            fitted = replace(fitted, learned=Learned(fitted.learned.model))
         model = _write_model(draft.path, fitted, encoders, store, keep_features)
         records = {view: record.strip_paths() for view, record in model.encoders.items()}
         items, places = strip_paths(_list_items(store)), Places(draft.path, None)
@@ -425,7 +442,7 @@ def load_from_store(store: Store, *, text: bool = True, opened: Encoders | None 
             version = store.read_model(folder, (CONFIG, TENSORS))
             try:
                 config, files = read_config(folder, STORED_KIND, ModelConfig)
-                fitted = _read_model(config, files, partial(_fetch_moments, store, version))
+                fitted = _read_model(config, files, partial(_fetch, store, version))
             except InputError as error:
                 reason = str(error).replace(f"{folder}{os.sep}", "").rstrip(".")
                 raise InputError(
@@ -453,30 +470,41 @@ def _write_model(
 
     ``place`` is the model folder; None: they are for a database.
     """
-    config, tensors = fitted.core.pack()
+    configs, arrays = dict[Task, ProjectorConfig](), dict[str, Any]()
+    for task, projector in fitted.projectors.items():
+        configs[task], tensors = projector.pack()
+        arrays |= {f"{task}.{name}": array for name, array in tensors.items()}
     if previous is not None:
-        for name in (TENSORS, MOMENTS, *TEXT_FILES):
+        for name in (TENSORS, *ESTIMATOR, MOMENTS, *TEXT_FILES):
             link_file(name, previous.path, folder)
+    if not (folder / ESTIMATOR[1]).exists():
+        from diptych.retrieval._refitting import write_estimator
+
+        tensors = write_estimator(fitted.model, arrays, folder / ESTIMATOR[0])
+        write_tensors(folder / ESTIMATOR[1], tensors)
     if not (folder / TENSORS).exists():
         for view in VIEWS:
-            tensors[f"outliers.{view}.mean"] = fitted.outliers[view].mean
-            tensors[f"outliers.{view}.variance"] = fitted.outliers[view].variance
-        write_tensors(folder / TENSORS, tensors)
-    if fitted.load_moments is not None and not (folder / MOMENTS).exists():
-        fitted.load_moments().save(folder / MOMENTS)
+            arrays[f"outliers.{view}.mean"] = fitted.outliers[view].mean
+            arrays[f"outliers.{view}.variance"] = fitted.outliers[view].variance
+        write_tensors(folder / TENSORS, arrays)
+    if fitted.learned.moments is not None and not (folder / MOMENTS).exists():
+        fitted.learned.moments().save(folder / MOMENTS)
     if encoders.hkse is not None and not (folder / TEXT).exists():
         (folder / TEXT).mkdir()
         write_hkse(encoders.hkse, folder / TEXT)
-    limits = {view: fitted.outliers[view].limit for view in VIEWS}
     dtype: Literal["float32", "float16"] = "float16" if store.dtype == "float16" else "float32"
     return ModelConfig(
-        config,
-        {view: limit if np.isfinite(limit) else None for view, limit in limits.items()},
+        configs,
+        fitted.description,
+        {
+            view: OutlierConfig(detector.normalize, detector.limit if np.isfinite(detector.limit) else None)
+            for view, detector in fitted.outliers.items()
+        },
         {view: _record(encoders, view, place) for view in VIEWS},
         IndexConfig(store.kind, dtype),
         bool(keep_features),
         fitted.facts,  # type: ignore[arg-type]
-        msgspec.UNSET if encoders.views == IMAGE_AND_TEXT else (encoders.views.image, encoders.views.text),
+        (encoders.views.image, encoders.views.text),
         fitted.calibration,
     )
 
@@ -493,49 +521,65 @@ def _record(encoders: Encoders, view: View, place: Path | None) -> EncoderRecord
 def _read_model(
     config: ModelConfig,
     files: ModelFiles,
-    read_moments: Callable[[], bytes] | None = None,
+    fetch: Callable[[str], bytes] | None = None,
     *,
     mmap: bool = False,
 ) -> Fitted:
-    tensors, source = files.read_tensors(mmap=mmap), files.folder / TENSORS
-    model: FittedAWCCA | FittedFusion
-    if isinstance(config.model, FusionConfig):
-        model, normalize = FittedFusion.unpack(config.model, tensors, source), ("none", "none")
-    else:
-        model = FittedAWCCA.unpack(config.model, tensors, source)
-        normalize = model.normalize
-    outliers = dict[View, OutlierDetector]()
-    for view, how in zip(VIEWS, normalize, strict=True):
-        mean, variance = (
-            take_array(tensors, f"outliers.{view}.{part}", (count_features(model, view),), source)
-            for part in ("mean", "variance")
+    """Read a model; ``fetch`` reads the files that only a refit needs from a database, when it does."""
+    arrays, source = files.read_tensors(mmap=mmap), files.folder / TENSORS
+    projectors = {
+        task: name_views(
+            Projector.unpack(task, config.projectors[task], _take_prefix(arrays, task), source), config.names
         )
-        limit = config.outlier_limits[view]
+        for task in TASKS
+    }
+    outliers = dict[View, OutlierDetector]()
+    for view in VIEWS:
+        width = (projectors["search"].width(SIDES[view]),)
+        mean, variance = (
+            take_array(arrays, f"outliers.{view}.{part}", width, source) for part in ("mean", "variance")
+        )
+        stored = config.outliers[view]
         variance = np.maximum(variance, np.finfo(np.float32).tiny)
-        outliers[view] = OutlierDetector(how, mean, variance, float("inf") if limit is None else limit)
-    load_moments = None
-    if MOMENTS in files:
-        read, path = read_moments or files.defer(MOMENTS), files.folder / MOMENTS
-        load_moments = partial(_parse_moments, read, path, list(model.moment_widths().values()))
+        limit = float("inf") if stored.limit is None else stored.limit
+        outliers[view] = OutlierDetector(check_normalization(stored.normalize), mean, variance, limit)
+
+    read = {
+        name: partial(fetch, name) if fetch else files.defer(name)
+        for name in (*ESTIMATOR, MOMENTS)
+        if name in files
+    }
+
+    @cache
+    def load_model() -> AWCCA | Fusion:
+        from diptych.retrieval._refitting import parse_estimator
+
+        missing = next((name for name in ESTIMATOR if name not in read), None)
+        if missing is not None:
+            raise InputError(f"{files.folder / CONFIG} does not list {missing}; save the model again.")
+        settings, tensors = (read[name]() for name in ESTIMATOR)
+        return parse_estimator(settings, tensors, arrays, files.folder / ESTIMATOR[0])
+
+    def load_moments() -> Moments:
+        return Moments.parse(read[MOMENTS](), files.folder / MOMENTS)
+
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
-    stored = config.calibration
-    calibration: Calibration = NOT_CALIBRATED if isinstance(stored, msgspec.UnsetType) else stored
-    return Fitted(model, load_moments, outliers, facts, calibration)
+    learned = Learned(load_model, load_moments if MOMENTS in read else None)
+    return Fitted(projectors, outliers, config.description, learned, facts, config.calibration)
 
 
-def _fetch_moments(store: Store, version: str) -> bytes:
+def _take_prefix(arrays: Tensors, task: Task) -> Tensors:
+    """Return the arrays of a task's projector under their own names."""
+    prefix = f"{task}."
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _fetch(store: Store, version: str, name: str) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
-        if store.read_model(Path(scratch), (MOMENTS,)) != version:
+        if store.read_model(Path(scratch), (name,)) != version:
             raise ModelChanged
-        return (Path(scratch) / MOMENTS).read_bytes()
-
-
-def _parse_moments(read: Callable[[], bytes], path: Path, widths: Sequence[int]) -> Moments:
-    moments = Moments.parse(read(), path)
-    if [len(moments.x_mean), len(moments.y_mean)] != widths:
-        raise InputError(f"{path} belongs to a model of other features; save the model again.")
-    return moments
+        return (Path(scratch) / name).read_bytes()
 
 
 def _list_items(store: MemoryStore) -> list[Item]:
@@ -581,7 +625,7 @@ def _read_items(
     mmap: bool,
     trust_graph: bool,
 ) -> MemoryStore:
-    projectors = make_projectors(fitted.core)
+    projectors = fitted.projectors
     number: dict[View, int] = {"image": counts.image, "text": counts.text}
     path = files.check(ITEMS)
     items = read_items(path, counts.image + counts.text)
@@ -604,7 +648,7 @@ def _read_items(
     if FEATURES in files:
         arrays = _map(files, FEATURES, mmap)
         for view in VIEWS:
-            shape = (number[view], count_features(fitted.core, view))
+            shape = (number[view], fitted.width(view))
             features = _take(arrays, view, shape, files.folder / FEATURES)
             kept[view] = VectorIndex.of(features, keys[view])
     for task, index in indexes.items() if config.index.kind == "hnsw" else ():
@@ -666,7 +710,7 @@ def merge_changes(
         raise ChangedError(f"{current.folder} holds another model now; load it again.")
     merged = loaded.searcher(mine.encoders)
     for view in VIEWS:
-        same_width = mine.width(view) == merged.width(view)
+        same_width = mine.fitted.width(view) == merged.fitted.width(view)
         if not same_width or mine.encoders.describe(view).fingerprint != loaded.records[view].fingerprint:
             raise ChangedError(
                 f"{current.folder} was fitted again meanwhile, on features of another "
@@ -680,6 +724,9 @@ def merge_changes(
     merged.add(items, {view: mine.features_of(view, rows) for view, rows in items.items()})
     if mine.fitted.facts == merged.fitted.facts:  # the model is the same: a calibration made here holds
         merged = merged.recalibrate(mine.fitted.calibration)
-    for validation in refits:
-        merged = merged.refit(validation)
+    if refits:
+        from diptych.retrieval._refitting import refit
+
+        for validation in refits:
+            merged = refit(merged, validation)
     return merged, replace(new_base, hkse=mine.encoders.hkse), loaded.keep_features

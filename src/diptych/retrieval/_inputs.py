@@ -29,9 +29,9 @@ from diptych._checks import (
 )
 from diptych.encoders._decoding import EXTENSIONS, is_image
 from diptych.encoders._image import Inputs
-from diptych.retrieval._embedding import Layout, OutlierDetector
 from diptych.retrieval._encoders import Encoders, as_list, is_array
 from diptych.retrieval._filters import Filter, Where, iso_string, parse_filter, plain_number
+from diptych.retrieval._fitted import Layout, OutlierDetector
 from diptych.retrieval._items import TASK_OF, Item, View, unknown_item
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ import ntpath
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, overload
 
 import msgspec
 
@@ -127,8 +128,8 @@ class Hit:
         return {"score": round(self.score, 6), **probability, **self.item.to_json()}
 
 
-class Hits(list[Hit]):
-    """The hits of one query, best first.
+class Hits(Sequence[Hit]):
+    """The hits of one query, best first; those of a search are made when they are read.
 
     Attributes
     ----------
@@ -148,13 +149,48 @@ class Hits(list[Hit]):
     def __init__(
         self, hits: Iterable[Hit] = (), ignored_words: Iterable[str] = (), *, more: bool = False
     ) -> None:
-        super().__init__(hits)
+        made = list(hits)
         self.ignored_words, self.more = tuple(ignored_words), more
+        self._make: Callable[[int], Hit] = lambda place: made[place]
+        self._places = range(len(made))
+
+    @classmethod
+    def deferred(
+        cls, make: Callable[[int], Hit], places: range, ignored_words: tuple[str, ...], more: bool
+    ) -> Hits:
+        """Return the hits that ``make`` makes of some places when they are read."""
+        hits = cls.__new__(cls)
+        hits.ignored_words, hits.more, hits._make, hits._places = ignored_words, more, make, places
+        return hits
 
     def page(self, offset: int, k: int) -> Hits:
         """Return at most ``k`` of these hits, from ``offset`` on, as a search with that offset does."""
-        end = offset + k
-        return Hits(self[offset:end], self.ignored_words, more=self.more or len(self) > end)
+        more = self.more or len(self) > offset + k
+        return self.deferred(self._make, self._places[offset : offset + k], self.ignored_words, more)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Hit: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Hit]: ...
+    def __getitem__(self, place: int | slice) -> Hit | list[Hit]:
+        if isinstance(place, slice):
+            return list(map(self._make, self._places[place]))
+        return self._make(self._places[place])
+
+    def __iter__(self) -> Iterator[Hit]:
+        return map(self._make, self._places)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Hits | list) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Hits, more=self.more), (list(self), self.ignored_words)
 
 
 def check_unique(items: Iterable[Item | StoredItem]) -> None:

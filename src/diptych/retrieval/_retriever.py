@@ -38,11 +38,9 @@ from diptych._checks import (
 )
 from diptych._model_folder import Version
 from diptych._progress import progress_bar
-from diptych.cca._fitted import FittedAWCCA
-from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._embedding import Layout
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
 from diptych.retrieval._filters import Where
+from diptych.retrieval._fitted import Fitted, Layout
 from diptych.retrieval._folder import (
     Base,
     LoadedModel,
@@ -67,7 +65,7 @@ from diptych.retrieval._inputs import (
     warn_outliers,
 )
 from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, View, check_unique, unknown_item
-from diptych.retrieval._searcher import CurrentModel, Fitted, Searcher
+from diptych.retrieval._searcher import CurrentModel, Searcher
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, Store
 
@@ -226,7 +224,7 @@ class Retriever:
             parts.append(repr(self.model))
         elif not store.shared:  # counting in a database takes a while and may fail, which a repr must not
             parts.insert(0, ", ".join(count(store.count(view), self.views.of(view)) for view in VIEWS))
-            parts.append(_summarize(searcher.fitted.core))
+            parts.append(searcher.fitted.description.title)
         index = self.index if searcher is None or not store.shared else f"{store.kind} ({self.index})"
         name = "Retriever, not fitted" if searcher is None else "Retriever"
         return f"<{name}: {'; '.join([*parts, f'index {index}'])}>"
@@ -519,7 +517,7 @@ class Retriever:
         self._check_settings()
         encoders, has_split = self.encoders, "train" in data.split_sizes()
         seed = getattr(self.model, "random_state", 0)
-        encoders.choose_defaults(seed, fuses=isinstance(self.model, FittedFusion))
+        encoders.choose_defaults(seed, fuses=self.model.takes_blocks)
         seconds: dict[str, float] = {}
         with progress_bar("encoding", self.model.verbose if watch is None else False):
             with progress_bar("fitting the text encoder"), measure_seconds(seconds, "text encoder"):
@@ -612,7 +610,7 @@ class Retriever:
         image_encoder, text_encoder, options
             As the constructor takes them.
         """
-        from diptych.retrieval._training import adopt_model
+        from diptych.retrieval._refitting import adopt_model
 
         fitted = adopt_model(model, features, check_view_names(options.get("views", IMAGE_AND_TEXT)))
         retriever = cls(image_encoder, text_encoder, fitted.model, **options)
@@ -635,8 +633,10 @@ class Retriever:
         if validation is not None:
             x, y, *rest = validation
             validation = (self._join("image", x), self._join("text", y), *rest)
+        from diptych.retrieval._refitting import refit
+
         with self._writing:
-            new = self._current.run(lambda searcher: searcher.refit(validation), uses_encoders=False)
+            new = self._current.run(lambda searcher: refit(searcher, validation), uses_encoders=False)
             self._current.use(new)
             self._refits = [validation]
         return self
@@ -769,7 +769,7 @@ class Retriever:
             views = replace(data, x=self._join("image", data.x), y=self._join("text", data.y))
         rows = np.arange(views.dataset.n_images) if whole else views.dataset.image_rows(str(split))
         warn_if_training(searcher.fitted.facts, views, rows)
-        rankings = rank_pairs(searcher.fitted.core, views.of(rows), self.device)
+        rankings = rank_pairs(searcher.projectors, views.of(rows), self.device)
         return Evaluation(rankings, views.dataset.select(rows))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -977,7 +977,9 @@ class Retriever:
     ) -> None:
         check_unique(item for view_items in items.values() for item in view_items)
         with self._writing:
-            filled = Searcher.fill(self.store, fitted, self.encoders, items, features, self.keep_features)
+            filled = Searcher.fill(
+                self.store, fitted, self.encoders, items, features, self.keep_features, self.model.verbose
+            )
             self._current.use(filled)
             self.base, self._refits = None, []
 
@@ -986,10 +988,3 @@ class Retriever:
         assert self.base is not None
         merged = merge_changes(self._current.get(), self.base, current, self._refits)
         self._current.searcher, self.base, self.keep_features = merged
-
-
-def _summarize(model: FittedAWCCA | FittedFusion) -> str:
-    if isinstance(model, FittedFusion):
-        return f"Fusion, preset {model.preset}"
-    filters = (f"{task} {fit.filter_x} and {fit.filter_y}" for task, fit in model.models_.items())
-    return f"AWCCA, {', '.join(filters)}"

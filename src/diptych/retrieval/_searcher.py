@@ -5,26 +5,25 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from diptych._checks import TASKS, InputError, Task
 from diptych._progress import progress_bar
-from diptych.cca._fitted import FittedAWCCA
-from diptych.cca._moments import Moments
-from diptych.fusion._fitted import FittedFusion
-from diptych.retrieval._calibration import BEST, NOT_CALIBRATED, Calibration, TaskCalibration
-from diptych.retrieval._embedding import Layout, OutlierDetector, compose, make_projectors
+from diptych.retrieval._calibration import BEST, Calibration, TaskCalibration
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._filters import Filter
+from diptych.retrieval._fitted import Fitted, compose
 from diptych.retrieval._inputs import NewItems, Queries, QueryPart, Search, encode_items, read_queries
-from diptych.retrieval._items import QUERIED, SIDES, TASK_OF, VIEWS, Hit, Hits, Item, View
+from diptych.retrieval._items import QUERIED, TASK_OF, VIEWS, Hit, Hits, Item, View
 from diptych.retrieval.stores._base import (
     Block,
     Contents,
     Floats,
+    Matches,
     ModelChanged,
     RefusedError,
     Store,
@@ -32,46 +31,10 @@ from diptych.retrieval.stores._base import (
     UnavailableError,
 )
 
-if TYPE_CHECKING:
-    from diptych.cca import AWCCA
-    from diptych.fusion import Fusion
-
 T = TypeVar("T")
-
-Matches: TypeAlias = list[list[tuple[Item, float]]]
 
 BLOCK = 4096
 """Items that are embedded at a time."""
-
-
-@dataclass(eq=False)
-class Fitted:
-    """A fitted model, in NumPy, and what is kept of its training data.
-
-    ``core`` is the model, of a loaded one without the estimator, because a search needs no scikit-learn.
-    ``load_moments`` returns the moments of the training pairs, of the features as the model takes them, which
-    only a refit needs; it is None if they are not known. ``facts`` are as in ``Facts``. ``calibration`` has
-    the probabilities of both tasks, or says why there are none.
-    """
-
-    core: FittedAWCCA | FittedFusion
-    load_moments: Callable[[], Moments] | None
-    outliers: dict[View, OutlierDetector]
-    facts: dict[str, Any] = field(default_factory=dict)
-    calibration: Calibration = NOT_CALIBRATED
-
-    @property
-    def model(self) -> AWCCA | Fusion:
-        """The model as an ``AWCCA`` or ``Fusion``; from then on the ``core`` too."""
-        if not hasattr(self.core, "fit"):
-            self.core = self.core.make_estimator()
-        return cast("AWCCA | Fusion", self.core)
-
-    def layout(self, view: View) -> Layout:
-        """Return names and widths of a view's feature blocks; empty if its features have no blocks."""
-        if isinstance(self.core, FittedFusion):
-            return self.core.block_widths()[SIDES[view]]
-        return {str(name): int(width) for name, width in self.facts.get("blocks", {}).get(view, [])}
 
 
 class Searcher:
@@ -83,12 +46,8 @@ class Searcher:
     """
 
     def __init__(self, fitted: Fitted, store: Store, encoders: Encoders, version: str = "") -> None:
-        self.fitted, self.projectors = fitted, make_projectors(fitted.core, encoders.views)
+        self.fitted, self.projectors = fitted, fitted.projectors
         self.store, self.encoders, self.version = store, encoders, version
-
-    def width(self, view: View) -> int:
-        """Return the number of features of a view."""
-        return self.projectors["search"].width(SIDES[view])
 
     def is_outdated(self) -> bool:
         """Return whether a shared store holds another model now."""
@@ -105,11 +64,11 @@ class Searcher:
             raise InputError("similar takes one item at a time; call it for each.")
         calibration = self._calibration(search)
         vectors = self._embed(search, queries)
-        depth = search.offset + search.k + 1  # one more tells whether there are others
-        depth = depth if calibration is None else max(depth, BEST)
-        where = self._filter(search.searched, search.where)
-        matches = self.store.search(search.task, vectors, depth, where, self.version)
-        results = self._make_hits(search, queries, vectors, matches, calibration)
+        k = search.offset + search.k + 1  # one more tells whether there are others
+        where, depth = self._filter(search.searched, search.where), k if calibration is None else BEST
+        matches = self.store.search(search.task, vectors, k, where, self.version, depth)
+        scores = self.projectors[search.task].scores(matches.products, vectors)
+        results = _SearchResults(matches, scores, calibration).list_hits(search, queries.ignored_words)
         return results[0] if queries.single else results
 
     def add(self, items: Mapping[View, Sequence[Item]], features: Mapping[View, Floats]) -> None:
@@ -135,25 +94,19 @@ class Searcher:
         kept = self.store.features(view, [item.id for item in items])
         return encode_items(self.encoders, view, items) if kept is None else kept
 
-    def refit(self, validation: tuple[Any, ...] | None) -> Searcher:
-        """Fit the model on the pairs added since as well, and embed all items again."""
-        from diptych.retrieval._training import refit_model
+    def replace_model(self, make: Callable[[], Fitted]) -> Searcher:
+        """Put another model of the same features in place of this one, and embed all items again.
 
-        if validation is not None and isinstance(self.fitted.core, FittedFusion):
-            raise InputError(
-                "the parts and weights of a fusion cannot be selected again in a refit; leave out "
-                "validation, or fit it again on all pairs."
-            )
+        ``make`` is called once no other process writes.
+        """
         new = self
 
-        def make() -> Contents:
+        def fill() -> Contents:
             nonlocal new
-            moments, held_out = self.new_moments(), self._stored_validation()
-            fitted = refit_model(self.fitted, moments, validation, held_out, self.encoders.views)
-            new = Searcher(fitted, self.store, self.encoders)
+            new = Searcher(make(), self.store, self.encoders)
             return new._contents(new._stored_blocks(), new._stored_sample, self.store.keeps_features)
 
-        store = self.store.replace(make, self.version)
+        store = self.store.replace(fill, self.version)
         return Searcher(new.fitted, store, self.encoders)
 
     def recalibrate(self, calibration: Calibration) -> Searcher:
@@ -177,6 +130,7 @@ class Searcher:
         items: Mapping[View, Sequence[Item]],
         features: Mapping[View, Floats],
         keep_features: bool,
+        verbose: bool | None = None,
     ) -> Searcher:
         """Put a fitted model and new items with their features into a store, in place of what it holds."""
         new = cls(fitted, store, encoders)
@@ -193,7 +147,7 @@ class Searcher:
         def sample(view: View, n: int) -> Floats | None:
             return features[view][:n] if len(items.get(view, ())) else None
 
-        with progress_bar("indexing", getattr(fitted.model, "verbose", None)) as progress:
+        with progress_bar("indexing", verbose) as progress:
             store = store.replace(lambda: new._contents(blocks(progress), sample, keep_features))
         return cls(fitted, store, encoders)
 
@@ -204,47 +158,6 @@ class Searcher:
             ids = [f"item-{number}" for number in itertools.islice(numbers, 256)]
             taken = {item.id for item in self.store.items(ids=ids)}
             yield from (item_id for item_id in ids if item_id not in taken)
-
-    def new_moments(self) -> Moments:
-        """Return the moments of the pairs that were added since the model was fitted."""
-        if self.fitted.load_moments is None:
-            raise InputError(
-                "the moments of this model's training pairs are not known, so it cannot be refitted; fit it "
-                "again on all pairs."
-            )
-        moments = Moments.zero(
-            *self.fitted.core.moment_widths().values(), precision=self.fitted.core.precision
-        )
-        for captions in _batches(
-            item for item in self.store.items("text", new=True) if item.image is not None
-        ):
-            images = list(self.store.items("image", ids=sorted({str(caption.image) for caption in captions})))
-            rows = {image.id: row for row, image in enumerate(images)}
-            paired = [caption for caption in captions if caption.image in rows]
-            if paired:
-                x, y = self.features_of("image", images), self.features_of("text", paired)
-                pairing = np.array([rows[str(caption.image)] for caption in paired])
-                moments += self.fitted.core.make_moments(x, y, pairing)
-        return moments
-
-    def _stored_validation(self) -> tuple[Any, Any, Any] | None:
-        """Return the stored pairs of the val split that the model was fitted with; None if there are none."""
-        n_texts = self.fitted.facts.get("pairs", {}).get("val", (0, 0))[1]
-        if not n_texts or not self.store.keeps_features:
-            return None
-        added = {item.id for item in self.store.items("text", new=True)}
-        texts = [
-            item
-            for item in self.store.items("text")
-            if item.metadata.get("split") == "val" and item.image is not None and item.id not in added
-        ]
-        if not 0 < len(texts) <= n_texts:  # more: some were added later, and a refit has learned from them
-            return None
-        images = sorted({str(text.image) for text in texts})
-        rows = {image: row for row, image in enumerate(images)}
-        x = self.store.features("image", images)
-        y = self.store.features("text", [text.id for text in texts])
-        return None if x is None or y is None else (x, y, np.array([rows[str(text.image)] for text in texts]))
 
     def _contents(
         self, blocks: Iterator[Block], sample: Callable[[View, int], Floats | None], keep_features: bool
@@ -262,7 +175,7 @@ class Searcher:
 
         return Contents(
             {task: projectors[task].dimension for task in TASKS},
-            {view: self.width(view) for view in VIEWS},
+            {view: fitted.width(view) for view in VIEWS},
             keep_features,
             blocks,
             sample_queries,
@@ -276,7 +189,7 @@ class Searcher:
 
     def _stored_blocks(self) -> Iterator[Block]:
         for view in VIEWS:
-            for items in _batches(self.store.items(view)):
+            for items in batches(self.store.items(view)):
                 yield self._block(view, items, self.features_of(view, items))
 
     def _stored_sample(self, view: View, n: int) -> Floats | None:
@@ -318,33 +231,40 @@ class Searcher:
             return vectors[0]
         return compose(projector, np.concatenate(vectors), [1.0, *(part.weight for part in queries.parts)])
 
-    def _make_hits(
-        self,
-        search: Search,
-        queries: Queries,
-        vectors: Floats,
-        matches: Matches,
-        calibration: TaskCalibration | None,
-    ) -> list[Hits]:
-        """Return the hits of each query that are asked for, with probabilities if there is a calibration."""
-        inner = np.full((len(matches), max(map(len, matches), default=0)), -np.inf, np.float32)
-        for products, row in zip(inner, matches, strict=True):
-            products[: len(row)] = [product for _, product in row]
-        scores = self.projectors[search.task].scores(inner, vectors)
-        probabilities: list[Any] = [itertools.repeat(None)] * len(matches)
-        if calibration is not None:
-            probabilities = calibration.probabilities(scores.astype(np.float64)).tolist()
+
+@dataclass(frozen=True, eq=False)
+class _SearchResults:
+    """What a search found for all of its queries, from which hits are made when they are read."""
+
+    matches: Matches
+    scores: Floats
+    calibration: TaskCalibration | None
+
+    @cached_property
+    def probabilities(self) -> Floats | None:
+        """The probability of every hit, if there is a calibration."""
+        if self.calibration is None:
+            return None
+        return self.calibration.probabilities(self.scores.astype(np.float64))
+
+    def list_hits(self, search: Search, ignored_words: Sequence[tuple[str, ...]]) -> list[Hits]:
+        """Return the hits of each query that are asked for."""
         results, end, least = [], search.offset + search.k, search.min_probability
-        rows = zip(matches, scores.tolist(), probabilities, queries.ignored_words, strict=True)
-        for row, values, likely, words in rows:
-            hits = list(map(Hit, (item for item, _ in row[: end + 1]), values, likely))
-            if least is not None:
-                hits = [hit for hit in hits if hit.probability >= least]  # type: ignore[operator]
-            results.append(Hits(hits[search.offset : end], words, more=len(hits) > end))
+        for query, (records, words) in enumerate(zip(self.matches.records, ignored_words, strict=True)):
+            number = len(records)
+            if least is not None and self.probabilities is not None:  # they never rise with the rank
+                number = int(np.count_nonzero(self.probabilities[query, :number] >= least))
+            places = range(min(search.offset, number), min(end, number))
+            results.append(Hits.deferred(partial(self._make_hit, query), places, words, number > end))
         return results
 
+    def _make_hit(self, query: int, place: int) -> Hit:
+        item = self.matches.make_item(self.matches.records[query][place])
+        likely = None if self.probabilities is None else float(self.probabilities[query, place])
+        return Hit(item, float(self.scores[query, place]), likely)
 
-def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
+
+def batches(items: Iterator[Item]) -> Iterator[list[Item]]:
     while batch := list(itertools.islice(items, BLOCK)):
         yield batch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import tempfile
@@ -14,59 +13,32 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import fields_to_numpy, to_numpy
-from diptych._checks import (
-    FEW_PAIRS,
-    IMAGE_AND_TEXT,
-    TASKS,
-    DataWarning,
-    InputError,
-    ViewNames,
-    check_view,
-    count,
-    plural,
-)
+from diptych._checks import FEW_PAIRS, DataWarning, InputError, Task, ViewNames, count, plural
 from diptych._progress import progress_bar
-from diptych._threads import one_blas_thread
-from diptych.cca import AWCCA, Engine, Moments, moments_from_spectra
-from diptych.cca._fitted import FittedAWCCA
+from diptych.cca import Engine, Moments, Projector
+from diptych.cca._description import ModelDescription
 from diptych.cca._projector import split_blocks
-from diptych.cca._streaming import ArrayBlocks, Preparation, sum_blocks
 from diptych.cca.selection import holdout_size
-from diptych.cca.selection._grids import Path as SelectionPath
-from diptych.cca.selection._grids import hold_out
 from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
 from diptych.data._duplicates import find_near_duplicates
 from diptych.data._feature_store import remove_store
-from diptych.fusion import Fusion
-from diptych.fusion._fitted import FittedFusion
 from diptych.report._card import describe_quality
 from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calibration
-from diptych.retrieval._embedding import Layout, OutlierDetector, count_features, make_projectors
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
-from diptych.retrieval._inputs import join_blocks
+from diptych.retrieval._fitted import Fitted, Layout, Learned, OutlierDetector, make_projectors
 from diptych.retrieval._items import SIDES, VIEWS, View
-from diptych.retrieval._searcher import Fitted
 
-_HELD_OUT = 0.2
-"""Share of the training images that probabilities are measured on, where there is no validation split."""
-
-NOT_MEASURED_AGAIN = (
-    "it was refitted, and there are no features of a stored val split that it was not fitted on; "
-    "Retriever.calibrate measures them on held-out pairs"
-)
-"""Why a refitted model has no probabilities."""
+if TYPE_CHECKING:
+    from diptych.cca import AWCCA
+    from diptych.fusion import Fusion
 
 SAMPLED_PAIRS = 256
 """Training pairs that a model remembers, to warn when it is evaluated on them."""
-
-Unseen: TypeAlias = tuple[FittedAWCCA | FittedFusion, Part]
-"""A model, and pairs that it was not fitted on."""
 
 Watch: TypeAlias = Callable[[str, Progress], None]
 """A function that is called with what is being encoded, and the progress."""
@@ -158,103 +130,29 @@ def fit_model(
         splits = _split_views(views)
         _warn_if_few(len(splits.training[1]))
         leaks = _find_leaks(splits)
-        where = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
-        if isinstance(model, Fusion):
-            fit = _fit_fusion(model, splits, layout, where, seconds)
-        else:
-            fit = _fit_awcca(model, splits, where, seconds)
-        outliers = _fit_outlier_detectors(fit, splits)
+        options = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
+        fit = _fit(model, splits, layout, options, seconds)
         with progress_bar("measuring recall"), measure_seconds(seconds, "recalls"):
             metrics = _measure(fit, splits, device)
         with progress_bar("measuring probabilities"), measure_seconds(seconds, "probabilities"):
-            unseen, pairs = fit.make_unseen()
-            on = _describe_held_out(splits, fit.held_out)
-            calibration = fit_calibration(make_projectors(unseen), *pairs, on, splits.names)
+            calibration = _calibrate(fit, splits)
     seconds["all"] = round(sum(views.seconds.values()) + whole["all"], 3)
+    description = fit.model.describe()
     facts = {
         "date": datetime.now(UTC).date().isoformat(),
         "pairs": _sizes(views.dataset),
         "seconds": seconds,
         "training_sample": training_sample(views, ("train", "val") if fit.learned_validation else ("train",)),
         "leaks": leaks,
-        **fit.selection,
+        **describe_selection(description, describe_held_out(splits, model.validation_fraction)),
         "metrics": metrics,
     }
     if layout:
         # As a list, because JSON objects may come back in another order.
         facts["blocks"] = {view: [list(block) for block in blocks.items()] for view, blocks in layout.items()}
     facts["quality"] = describe_quality(facts)
-    return Fitted(fit.model, lambda: fit.moments, outliers, facts, calibration)
-
-
-def refit_model(
-    fitted: Fitted,
-    new: Moments,
-    validation: tuple[Any, ...] | None,
-    held_out: Part | None,
-    names: ViewNames,
-) -> Fitted:
-    """Return a model fitted on the training pairs of another and on new pairs, both by their moments.
-
-    The selected parameters are kept, with γ scaled by the number of pairs, unless there are ``validation``
-    pairs to select on again. Probabilities are measured on ``held_out``, the val split of the first fit.
-    """
-    assert fitted.load_moments is not None
-    previous = fitted.load_moments()
-    moments = previous + new
-    model = _refit(fitted.model, moments, previous, validation)
-    # These were measured on the previous model.
-    old = ("metrics", "seconds", "graph_recall")
-    facts = {name: fact for name, fact in fitted.facts.items() if name not in old}
-    facts["refitted"] = {"pairs": moments.count, "before": previous.count}
-    if validation is not None and isinstance(model, AWCCA) and model.path_ is not None:
-        pairs = "the validation pairs that refit was given"
-        facts["selection"] = _describe_path(model.path_, pairs)
-    facts["quality"] = describe_quality(facts)
-    calibration: Calibration = NOT_MEASURED_AGAIN
-    if held_out is not None:
-        unseen = model
-        if isinstance(model, Fusion) and model.selection_.refitted:
-            # It learned from the val split too, so it is measured by one that did not.
-            without = moments - model.make_moments(*held_out)
-            unseen = _refit(fitted.model, without, previous, None)
-        on = f"the stored {_describe_val(held_out, names)}"
-        calibration = fit_calibration(make_projectors(unseen), *held_out, on, names)
-    return Fitted(model, lambda: moments, fitted.outliers, facts, calibration)
-
-
-def adopt_model(
-    model: AWCCA | Fusion, sample: tuple[Any, Any] | None = None, names: ViewNames = IMAGE_AND_TEXT
-) -> Fitted:
-    """Return a model that was fitted elsewhere; ``sample`` holds some training features of both views."""
-    if not isinstance(model, AWCCA | Fusion):
-        raise InputError(f"{type(model).__name__} is not a model; give a fitted AWCCA or Fusion.")
-    if not hasattr(model, "models_" if isinstance(model, AWCCA) else "members_"):
-        raise InputError(f"this {type(model).__name__} is not fitted; call fit() first.")
-    facts: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "pairs": {}}
-    load_moments: Callable[[], Moments] | None = None
-    normalize = ("none", "none")
-    if isinstance(model, AWCCA):
-        normalize = model.normalize
-        if hasattr(model, "spectra_") and model.spectra_.is_dense:
-            moments = fields_to_numpy(moments_from_spectra(model.spectra_, model.precision))
-            facts["moments"], load_moments = {"pairs": moments.count}, lambda: moments
-        model = _copy_model(model)
-    elif hasattr(model, "moments_"):
-        model, of_fusion = _take_moments(model)
-        facts["moments"], load_moments = {"pairs": of_fusion.count}, lambda: of_fusion
-    if sample is not None and len(sample) != 2:
-        raise InputError(f"features has {len(sample)} parts; give a sample of both views, (X, Y).")
-    fitted = Fitted(model, load_moments, {}, facts)
-    for i, view in enumerate(VIEWS):
-        width = count_features(model, view)
-        detector = OutlierDetector.unlimited(width)
-        if sample is not None:
-            rows = join_blocks(sample[i], fitted.layout, view, names)
-            rows = check_view(rows, f"{names.of(view)} features", n_features=width)
-            detector = OutlierDetector.fit(to_numpy(rows), normalize[i])
-        fitted.outliers[view] = detector
-    return fitted
+    learned = Learned(lambda: fit.model, lambda: fit.moments)
+    return Fitted(fit.projectors, fit.outliers, description, learned, facts, calibration)
 
 
 def training_sample(views: PairedViews, splits: tuple[str, ...]) -> str:
@@ -303,20 +201,17 @@ class _Splits(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _FitResult:
-    """A model fitted on the training pairs, in NumPy and without its moments.
+    """A model fitted on the training pairs, in NumPy and without its moments, and what follows from it.
 
-    ``normalize`` is how it normalises the features of each view first. ``selection`` has facts for people.
-    ``make_unseen`` returns a model and pairs that it was not fitted on, to measure probabilities: a share
-    ``held_out`` of the training pairs, unless there is a validation split.
+    ``make_unseen`` returns a model and pairs that it was not fitted on, to measure probabilities.
     """
 
     model: AWCCA | Fusion
     moments: Moments
-    normalize: tuple[str, str]
+    projectors: dict[Task, Projector]
+    outliers: dict[View, OutlierDetector]
     learned_validation: bool  # whether it was fitted on the validation pairs too
-    selection: dict[str, Any]
-    held_out: float
-    make_unseen: Callable[[], Unseen]
+    make_unseen: Callable[[], tuple[AWCCA | Fusion, Part]]
 
 
 def _check_layout(layout: Mapping[View, Layout], views: PairedViews) -> None:
@@ -351,156 +246,97 @@ def _warn_if_few(n_pairs: int) -> None:
         )
 
 
-def _fit_awcca(model: AWCCA, splits: _Splits, where: dict[str, Any], seconds: dict[str, float]) -> _FitResult:
-    # With given parameters, validation pairs still measure the correlations.
-    uses = model.params is not None or model.selection == "validation" or model.n_components == "auto"
-    with measure_seconds(seconds, "spectra and models"):
-        model.fit(*splits.training, validation=splits.validation if uses else None, **where)
-        model.models_.values()  # decomposes them, which a search needs
-    path, selection = model.path_, dict[str, Any]()
-    if path is not None:
-        seconds["spectra and models"] = round(seconds["spectra and models"] - path.seconds, 3)
-        grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
-        seconds[grid] = round(path.seconds, 3)
-        pairs = str(path.held_out)
-        if model.selection == "validation":
-            pairs = _describe_held_out(splits, model.validation_fraction)
-        selection["selection"] = _describe_path(path, pairs)
-        if extension := path.describe_extension():
-            selection["selection"]["grid"] = extension
-    elif model.params is None:
-        selection["theory"] = model.selection if model.selection != "validation" else "ledoit-wolf"
-    moments, copied = moments_from_spectra(model.spectra_, model.precision), _copy_model(model)
-
-    def make_unseen() -> Unseen:
-        if splits.validation is not None:
-            return copied, splits.validation
-        return _fit_without(copied, moments.total, splits.training, where)
-
-    return _FitResult(copied, moments, model.normalize, False, selection, _HELD_OUT, make_unseen)
-
-
-def _fit_fusion(
-    model: Fusion,
+def _fit(
+    model: AWCCA | Fusion,
     splits: _Splits,
     layout: Mapping[View, Layout],
-    where: dict[str, Any],
+    options: dict[str, Any],
     seconds: dict[str, float],
 ) -> _FitResult:
-    def split(part: Part) -> Part:
-        x, y, pairing = part
-        layouts = layout.get("image", {"x": x.shape[1]}), layout.get("text", {"y": y.shape[1]})
-        return split_blocks(x, layouts[0]), split_blocks(y, layouts[1]), pairing
-
-    def join(view: View, features: Mapping[str, Any]) -> Any:
-        return np.concatenate(
-            [np.asarray(features[name]) for name in model.block_widths()[SIDES[view]]], axis=1
-        )
+    def split(part: Part) -> Any:
+        if not model.takes_blocks:
+            return part
+        *views, pairing = part
+        blocks = [
+            split_blocks(rows, layout.get(view, {SIDES[view]: rows.shape[1]}))
+            for view, rows in zip(VIEWS, views, strict=True)
+        ]
+        return *blocks, pairing
 
     validation = None if splits.validation is None else split(splits.validation)
-    with measure_seconds(seconds, "selection and models"):
-        unseen, held_out, _ = model.fit_unseen(split(splits.training), validation, **where)
-    selected: Any = model.selection_.tasks
-    selection: dict[str, Any] = {
-        "pairs": _describe_held_out(splits, model.validation_fraction),
-        "metric": "r@1",
-        **{task: float(selected[task].recall["r@1"]) for task in TASKS},
+    with measure_seconds(seconds, "models"):
+        training = split(splits.training)
+        make_unseen = model.fit_unseen(training, validation, fewest=FEWEST_IMAGES, **options)
+    if (path := getattr(model, "path_", None)) is not None:
+        seconds["models"] = round(seconds["models"] - path.seconds, 3)
+        grid = f"selection ({path.grid.shape[0]} × {path.grid.shape[1]} grid, {path.route})"
+        seconds[grid] = round(path.seconds, 3)
+    fitted, moments = model.split_moments()
+    assert moments is not None
+    projectors = make_projectors(fitted, splits.names)
+    outliers = {
+        view: OutlierDetector.fit(rows, projectors["search"].normalization(SIDES[view]))
+        for view, rows in zip(VIEWS, splits.training[:2], strict=True)
     }
-    copied, moments = _take_moments(model)
-    pairs = join("image", held_out[0]), join("text", held_out[1]), held_out[2]
-    return _FitResult(
-        copied,
-        moments,
-        ("none", "none"),
-        model.refits(splits.validation),
-        {"selection": selection},
-        model.validation_fraction,
-        lambda: (unseen, pairs),
-    )
-
-
-def _fit_outlier_detectors(fit: _FitResult, splits: _Splits) -> dict[View, OutlierDetector]:
-    return {
-        view: OutlierDetector.fit(rows, normalize)
-        for view, rows, normalize in zip(VIEWS, splits.training[:2], fit.normalize, strict=True)
-    }
+    return _FitResult(fitted, moments, projectors, outliers, fitted.learned_validation, make_unseen)
 
 
 def _measure(fit: _FitResult, splits: _Splits, device: str) -> dict[str, dict[str, dict[str, float]]]:
     """Return the metrics on the splits that the model was not fitted on."""
     parts = {"validation": None if fit.learned_validation else splits.validation, "test": splits.test}
     return {
-        name: measure_metrics(fit.model, part, device) for name, part in parts.items() if part is not None
+        name: measure_metrics(fit.projectors, part, device)
+        for name, part in parts.items()
+        if part is not None
     }
 
 
-def _describe_path(path: SelectionPath, pairs: str) -> dict[str, Any]:
-    return {"pairs": pairs, "metric": path.metric, **{task: path.best(task) for task in TASKS}}
+def _calibrate(fit: _FitResult, splits: _Splits) -> Calibration:
+    """Measure probabilities on pairs that the model was not fitted on."""
+    unseen, (*views, pairing) = fit.make_unseen()
+    projectors = make_projectors(unseen)
+    x, y = (
+        np.concatenate([np.asarray(rows[name]) for name in projectors["search"].blocks[side]], axis=1)
+        if isinstance(rows, Mapping)
+        else np.asarray(rows)
+        for side, rows in zip(SIDES.values(), views, strict=True)
+    )
+    on = describe_held_out(splits, len(x))
+    return fit_calibration(projectors, x, y, pairing, on, splits.names)
 
 
-def _fit_without(model: AWCCA, total: float, training: Part, where: dict[str, Any]) -> Unseen:
-    """Hold out a share of the training images; return a model fitted on the others, with those pairs.
+def describe_selection(description: ModelDescription, pairs: str) -> dict[str, Any]:
+    """Return what selected the regularisation, as facts; ``pairs`` says on which it was."""
+    path, selection = description.path, dict[str, Any]()
+    if description.best:
+        if path is not None and path.route == "leave-one-out":
+            pairs = str(path.held_out)
+        selection["selection"] = {"pairs": pairs, "metric": description.metric, **description.best}
+        if path is not None and (extension := path.describe_extension()):
+            selection["selection"]["grid"] = extension
+    elif description.theory is not None:
+        selection["theory"] = description.theory
+    return selection
 
-    It has the parameters of ``model``, which was fitted on pairs of ``total`` weight.
+
+def describe_held_out(splits: _Splits, held_out: float | int) -> str:
+    """Describe the pairs that settings were selected on, or probabilities were measured on.
+
+    Without a val split these are a share of the training images, or as many of them.
     """
-    x, y, pairing = training
-    rest, held_out = hold_out(pairing, len(x), _HELD_OUT, 0)
-    pairs = x[held_out.x], y[held_out.y], held_out.pairing
-    if len(held_out.x) < FEWEST_IMAGES:
-        return model, pairs  # too few to measure probabilities on
-    prepare = Preparation(model.normalize, model.precision, where["device"])
-    moments = sum_blocks(ArrayBlocks(x, y, pairing, rest.y), prepare, engine=where["engine"])
-    with one_blas_thread():
-        unseen = _copy_model(model).refit_moments(moments, total)
-    return _copy_model(unseen), pairs
-
-
-def _copy_model(model: AWCCA) -> AWCCA:
-    """Return a copy in NumPy without the spectra, which are as large as the moments."""
-    copied = copy.copy(model)
-    # Both tasks often share one model.
-    models = {id(canonical): fields_to_numpy(canonical) for canonical in model.models_.values()}
-    copied.models_ = {task: models[id(canonical)] for task, canonical in model.models_.items()}
-    copied.x_mean_, copied.y_mean_ = to_numpy(model.x_mean_), to_numpy(model.y_mean_)
-    copied.__dict__.pop("spectra_", None)
-    return copied
-
-
-def _take_moments(model: Fusion) -> tuple[Fusion, Moments]:
-    """Return a copy of a fusion without its moments, and these."""
-    copied, moments = copy.copy(model), fields_to_numpy(model.moments_)
-    del copied.moments_
-    return copied, moments
-
-
-def _refit(
-    model: AWCCA | Fusion, moments: Moments, previous: Moments, validation: tuple[Any, ...] | None
-) -> AWCCA | Fusion:
-    """Return a copy fitted on moments; γ follows the number of pairs since the ``previous`` ones."""
-    if isinstance(model, Fusion):
-        return _take_moments(copy.copy(model).refit_moments(moments, previous.count))[0]
-    model = _copy_model(model)
-    if validation is not None:
-        model.params = None
-        model.fit_moments(moments, validation=validation)
-    else:
-        model.refit_moments(moments, previous.total)
-    del model.spectra_
-    return model
-
-
-def _describe_held_out(splits: _Splits, fraction: float) -> str:
-    """Describe the pairs that settings were selected on."""
     if splits.validation is not None:
-        return f"the {_describe_val(splits.validation, splits.names)}"
-    names, size = splits.names, holdout_size(len(np.unique(splits.training[2])), fraction)
+        return f"the {describe_val(splits.validation, splits.names)}"
+    names, size = splits.names, held_out
+    if isinstance(held_out, float):
+        size = holdout_size(len(np.unique(splits.training[2])), held_out)
     return (
         f"{size} of {count(len(splits.training[0]), f'training {names.image}')}, held out with their "
         f"{plural(names.caption)}; the model was then fitted on all of them"
     )
 
 
-def _describe_val(pairs: Part, names: ViewNames) -> str:
+def describe_val(pairs: Part, names: ViewNames) -> str:
+    """Describe the val split."""
     return f"val split ({count(len(pairs[0]), names.image)}, {count(len(pairs[1]), names.caption)})"
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import numpy as np
 
 from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._model_folder import JOURNAL, ChangedError, find_current
 from diptych._persistence import real_folder
-from diptych.cca._fitted import FittedAWCCA
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
 from diptych.retrieval import Hit, Hits, Item, Retriever
 from diptych.retrieval._filters import elements, is_number
@@ -40,7 +40,6 @@ CAPTIONS_SHOWN = 5
 EXAMPLES = 8
 FACET_VALUES, FACETS = 12, 6
 MAX_CARD_BYTES = 2**20
-MAX_SPECTRUM = 512
 
 # What clients are told of the model itself, and of an encoder.
 _INFO = ("library", "filters", "components", "correlations", "index", "parts", "facts")
@@ -122,10 +121,8 @@ class LoadedModel:
     @property
     def weighting(self) -> str:
         """The model's own weighting, for people."""
-        model = self.retriever.fitted.core
-        if not isinstance(model, FittedAWCCA):
-            return "fusion"
-        if any(canonical.polish is not None for canonical in model.models_.values()):
+        model = self.retriever.fitted.description
+        if any(model.epochs.values()):
             return "polished"
         if isinstance(model.weighting, str):
             return model.weighting
@@ -146,7 +143,7 @@ class LoadedModel:
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""
         rows: Matrix = join_blocks(features, self.retriever.fitted.layout, view, self.views)
-        width = self.retriever.searcher.width(view)
+        width = self.retriever.fitted.width(view)
         if rows.shape[1] != width:
             raise InputError(
                 f"the features have {rows.shape[1]} numbers; this model expects {width} for "
@@ -220,10 +217,10 @@ class LoadedModel:
 
     def _feature_widths(self, view: View) -> int | dict[str, int]:
         layout = self.retriever.fitted.layout(view)
-        return layout if len(layout) > 1 else self.retriever.searcher.width(view)
+        return layout if len(layout) > 1 else self.retriever.fitted.width(view)
 
     def _describe(self) -> dict[str, Any]:
-        model, info = self.retriever.fitted.core, self.retriever.info()
+        model, info = self.retriever.fitted.description, self.retriever.info()
         projectors = self.retriever.searcher.projectors
         items = list(islice(self.retriever.store.items(), _EXAMPLE_ITEMS))
         return {
@@ -241,10 +238,8 @@ class LoadedModel:
                 task: describe_correction(correction)
                 for task, correction in info.get("corrections", {}).items()
             },
-            "path": _describe_path(model.path_) if isinstance(model, FittedAWCCA) else None,
-            "spectrum": {t: _thin_spectrum(np.asarray(model.models_[t].correlations)) for t in TASKS}
-            if isinstance(model, FittedAWCCA)
-            else {},
+            "path": _describe_path(model.path),
+            "spectrum": msgspec.to_builtins(model.spectrum),
             "views": self.views._asdict(),
             "nouns": {
                 name: [count(1, noun).partition(" ")[2], plural(noun)]
@@ -417,13 +412,6 @@ def _describe_path(path: Any) -> dict[str, Any] | None:
         "bounds": {task: int((~path.exact[task]).sum()) for task in TASKS},
         "choice": {task: list(path.choice[task]) for task in TASKS},
     }
-
-
-def _thin_spectrum(correlations: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return at most ``MAX_SPECTRUM`` canonical correlations, evenly spaced, with their numbers."""
-    n = len(correlations)
-    chosen = np.unique(np.linspace(0, n - 1, min(n, MAX_SPECTRUM)).round().astype(int))
-    return {"number": (chosen + 1).tolist(), "correlation": correlations[chosen].astype(float).tolist()}
 
 
 def _choose_examples(items: list[Item]) -> dict[View, list[Item]]:

@@ -85,6 +85,38 @@ class Contents:
     write_model: Callable[[Path], None]
 
 
+class Matches(Sequence[list[tuple[Item, float]]]):
+    """The best items of each query with their inner products, largest first; items are made when read.
+
+    Parameters
+    ----------
+    products
+        A row of float32 for each query, −∞ where there are no more items.
+    records
+        For each query, what is stored of as many of its best items as were asked for.
+    make_item
+        Returns the item of a record.
+    """
+
+    def __init__(
+        self, products: Floats, records: Sequence[Sequence[T]], make_item: Callable[[T], Item]
+    ) -> None:
+        self.products, self.records, self.make_item = products, records, make_item
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, query: Any) -> Any:
+        records = self.records[query]
+        if isinstance(query, slice):
+            return [self[row] for row in range(*query.indices(len(self)))]
+        products = self.products[query].tolist()
+        return [(self.make_item(record), product) for record, product in zip(records, products, strict=False)]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == (list(other) if isinstance(other, Matches) else other)
+
+
 def search_in_steps(
     search: Callable[[list[int], int], list[list[T]]], key: Callable[[T], int], n_queries: int, k: int
 ) -> list[list[T]]:
@@ -127,10 +159,17 @@ class Store(Protocol):
         """Return the current state. A store that was opened to be filled makes its tables first."""
 
     def search(
-        self, task: Task, queries: Floats, k: int, where: Filter | None, version: str
-    ) -> list[list[tuple[Item, float]]]:
+        self,
+        task: Task,
+        queries: Floats,
+        k: int,
+        where: Filter | None,
+        version: str,
+        depth: int | None = None,
+    ) -> Matches:
         """Return the k items with the largest inner products for each query, largest first.
 
+        With ``depth``, the products of so many are returned, and the first k items.
         Equal products are ordered by addition. The result for a smaller k is the beginning of that for a
         larger one (for an approximate index, see ``search_in_steps``). The filter means what
         ``Filter.matches`` says. Its ids that are of the other view match nothing, and so do those that are

@@ -23,7 +23,7 @@ from diptych.retrieval._items import (
     check_unique,
     unknown_item,
 )
-from diptych.retrieval.stores._base import Block, Contents, Floats, State, TakenError
+from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, State, TakenError
 from diptych.retrieval.stores._columns import Columns
 from diptych.retrieval.stores._faiss import DTYPES, VectorIndex
 
@@ -54,12 +54,18 @@ class ItemTable:
         return len(self._items)
 
     def __iter__(self) -> Iterator[tuple[int, Item]]:
-        return ((key, self._unpack(item)) for key, item in self._list())
+        return ((key, self.make_item(item)) for key, item in self._list())
 
     def get(self, key: int) -> Item | None:
         """Return the item under a key; None if it was removed."""
         item = self._items.get(key)
-        return None if item is None else self._unpack(item)
+        return None if item is None else self.make_item(item)
+
+    def records(self, keys: Keys) -> list[list[Any]] | None:
+        """Return what is stored under the keys of each row up to the first −1; None if one was removed."""
+        get, ends = self._items.get, np.count_nonzero(keys >= 0, axis=1).tolist()
+        rows = [list(map(get, row[:end])) for row, end in zip(keys.tolist(), ends, strict=True)]
+        return None if any(None in row for row in rows) else rows
 
     def key(self, item_id: str) -> int | None:
         """Return the key of an id; None if no item has it."""
@@ -130,7 +136,8 @@ class ItemTable:
             with suppress(RuntimeError):
                 return self._items.copy().items()
 
-    def _unpack(self, item: Item | StoredItem) -> Item:
+    def make_item(self, item: Item | StoredItem) -> Item:
+        """Return an item as it is shown, from what is stored of it."""
         if isinstance(item, Item):
             return item
         assert self._places is not None
@@ -171,24 +178,27 @@ class MemoryStore:
         return State("", self.table.next_key)
 
     def search(
-        self, task: Task, queries: Floats, k: int, where: Filter | None, version: str = ""
-    ) -> list[list[tuple[Item, float]]]:
+        self,
+        task: Task,
+        queries: Floats,
+        k: int,
+        where: Filter | None,
+        version: str = "",
+        depth: int | None = None,
+    ) -> Matches:
         index = self.indexes[task]
         allowed = None if where is None else self.table.find(SEARCHED[task], where)
         if where is not None and allowed is not None and not len(allowed):
             self.table.check_keys(where)
         while True:
-            scores, keys = index.search(queries, min(int(k), max(1, len(index))), allowed=allowed)
-            items = {key: self.table.get(key) for key in set(keys[keys >= 0].tolist())}
-            if None not in items.values():
-                break
+            deepest = min(max(int(k), int(depth or 0)), max(1, len(index)))
+            products, keys = index.search(queries, deepest, allowed=allowed)
+            records = self.table.records(keys[:, :k])
+            if records is not None:
+                return Matches(products, records, self.table.make_item)
             # An item was removed after its vector matched: search again among the items that are left.
             present = self.table.keys(SEARCHED[task])
             allowed = present if allowed is None else np.intersect1d(allowed, present, assume_unique=True)
-        return [
-            [(item, score) for key, score in zip(*pair, strict=True) if (item := items.get(key)) is not None]
-            for pair in zip(keys.tolist(), scores.tolist(), strict=True)
-        ]
 
     def add(self, blocks: Sequence[Block], version: str = "") -> None:
         with self._writing:

@@ -18,7 +18,7 @@ from psycopg.errors import UndefinedTable
 from diptych._checks import TASKS, InputError, Task, check_choice
 from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import SEARCHED, TASK_OF, Item, View, check_unique
-from diptych.retrieval.stores._base import Block, Contents, Floats, ModelChanged, State
+from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, ModelChanged, State
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
 from diptych.retrieval.stores.postgres._rows import (
@@ -116,16 +116,28 @@ class PostgresStore:
             return State("", 0)
 
     def search(
-        self, task: Task, queries: Floats, k: int, where: Filter | None, version: str
-    ) -> list[list[tuple[Item, float]]]:
+        self,
+        task: Task,
+        queries: Floats,
+        k: int,
+        where: Filter | None,
+        version: str,
+        depth: int | None = None,
+    ) -> Matches:
         """Return the k items with the largest inner products for each query, largest first."""
+        deepest = max(k, depth or 0)
 
-        def query(connection: Connection, current: Version) -> list[list[tuple[Item, float]]]:
+        def query(connection: Connection, current: Version) -> Matches:
             condition = filter_condition(connection, current, where)
-            results = search_vectors(connection, current, task, queries, k, condition, graph=current.graph)
+            results = search_vectors(
+                connection, current, task, queries, deepest, condition, graph=current.graph
+            )
             if where is not None and not any(results):
                 check_filter_keys(connection, current, where)
-            return [[(make_item(row[:-1]), row[-1]) for row in rows] for rows in results]
+            products = np.full((len(results), max(map(len, results), default=0)), -np.inf, np.float32)
+            for row, found in zip(products, results, strict=True):
+                row[: len(found)] = [record[-1] for record in found]
+            return Matches(products, [found[:k] for found in results], lambda record: make_item(record[:-1]))
 
         return self._read(query, version)
 

@@ -1,21 +1,23 @@
-"""Projectors of a model, composed queries, and items far from the training data."""
+"""A fitted model as a retriever holds it: projectors, and what is known of its training data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames
+from diptych.cca._description import ModelDescription
 from diptych.cca._projector import Projector
 from diptych.cca._weighting import normalize
+from diptych.retrieval._calibration import NOT_CALIBRATED, Calibration
 from diptych.retrieval._items import SIDES, View
 
 if TYPE_CHECKING:
-    from diptych.cca._fitted import FittedAWCCA
-    from diptych.fusion._fitted import FittedFusion
+    from diptych.cca import AWCCA, Moments
+    from diptych.fusion import Fusion
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -29,17 +31,58 @@ _CANCELLED = 1e-4
 """Length of a weighted mean of directions below which its own direction is only rounding."""
 
 
-def make_projectors(
-    model: FittedAWCCA | FittedFusion, names: ViewNames = IMAGE_AND_TEXT
-) -> dict[Task, Projector]:
-    """Return the projectors of both tasks, whose messages use the names of the views."""
-    sides = {side: names.of(view) for view, side in SIDES.items()}
-    return {task: replace(model.projector(task), names=sides) for task in TASKS}
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What a refit continues from, and nothing else reads: both are loaded when they are needed.
+
+    ``model`` returns the fitted estimator, without moments. ``moments`` returns those of the training pairs,
+    of the features as the model takes them; None if they are not known.
+    """
+
+    model: Callable[[], AWCCA | Fusion]
+    moments: Callable[[], Moments] | None = None
 
 
-def count_features(model: FittedAWCCA | FittedFusion, view: View) -> int:
-    """Return the number of features of a view."""
-    return sum(model.block_widths()[SIDES[view]].values())
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A fitted model: the projectors of both tasks, and what is known of it and of its training data.
+
+    ``facts`` are as in ``Facts``. ``calibration`` has the probabilities of both tasks, or says why there are
+    none.
+    """
+
+    projectors: Mapping[Task, Projector]
+    outliers: Mapping[View, OutlierDetector]
+    description: ModelDescription
+    learned: Learned
+    facts: dict[str, Any] = field(default_factory=dict)
+    calibration: Calibration = NOT_CALIBRATED
+
+    @property
+    def model(self) -> AWCCA | Fusion:
+        """The model as an ``AWCCA`` or ``Fusion``."""
+        return self.learned.model()
+
+    def width(self, view: View) -> int:
+        """Return the number of features of a view."""
+        return self.projectors["search"].width(SIDES[view])
+
+    def layout(self, view: View) -> Layout:
+        """Return names and widths of a view's feature blocks; empty if its features have no blocks."""
+        if stored := self.facts.get("blocks", {}).get(view):
+            return {str(name): int(width) for name, width in stored}
+        blocks = dict(self.projectors["search"].blocks[SIDES[view]])
+        return {} if list(blocks) == [SIDES[view]] else blocks
+
+
+def make_projectors(model: AWCCA | Fusion, names: ViewNames = IMAGE_AND_TEXT) -> dict[Task, Projector]:
+    """Return the projectors of both tasks of an estimator, whose messages use the names of the views."""
+    return {task: name_views(model.projector(task), names) for task in TASKS}
+
+
+def name_views(projector: Projector, names: ViewNames) -> Projector:
+    """Return a projector whose messages use the names of the views."""
+    return replace(projector, names={side: names.of(view) for view, side in SIDES.items()})
 
 
 def compose(projector: Projector, queries: Floats, weights: Sequence[float]) -> Floats:

@@ -1,0 +1,131 @@
+"""What is known of a fitted model, for people: it is stored beside the projectors, which search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from diptych._checks import TASKS, InputError, Task
+from diptych._persistence import Schema
+from diptych.cca.selection._grids import Path
+
+SHOWN_CORRELATIONS = 5
+SPECTRUM_POINTS = 512
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Spectrum(Schema, frozen=True):
+    """Some canonical correlations, evenly spaced, with their numbers."""
+
+    number: list[_Count]
+    correlation: list[float]
+
+    @classmethod
+    def thin(cls, correlations: Any) -> Spectrum:
+        """Return at most ``SPECTRUM_POINTS`` of all correlations."""
+        n = len(correlations)
+        chosen = np.unique(np.linspace(0, n - 1, min(n, SPECTRUM_POINTS)).round().astype(int))
+        return cls((chosen + 1).tolist(), np.asarray(correlations)[chosen].astype(float).tolist())
+
+
+class PartDescription(Schema, frozen=True):
+    """One part of a fusion: its name, the weight of its cosine in the score, and how it is used, in words."""
+
+    name: str
+    weight: float
+    use: str
+    components: _Count
+
+
+class CorrectionDescription(Schema, frozen=True):
+    """A hubness correction; ``gated`` if queries that are unlike the training queries get less of it."""
+
+    kind: str
+    strength: float
+    neighbours: int
+    gated: bool
+
+
+class ModelDescription(Schema, frozen=True):
+    """What is known of a fitted ``AWCCA`` or ``Fusion``, as plain data.
+
+    ``filters`` are those of both views, or of every part; ``components`` counts the coordinates. ``params``
+    are the settings that people want to see, and ``weighting`` is a name or the powers of both views. Only an
+    AWCCA has ``correlations`` (the first few, by kind, where measured), ``spectrum``, ``epochs`` of its
+    polish and the regularisation ``path``; only a fusion has ``parts`` and ``corrections``. ``metric`` and
+    ``best`` are what selected the regularisation, and its best value; ``theory`` names the estimator of γ
+    where none was selected by retrieval.
+    """
+
+    kind: str
+    filters: dict[Task, list[str]]
+    components: dict[Task, _Count]
+    params: dict[str, Any]
+    weighting: str | tuple[float, float]
+    epochs: dict[Task, _Count] = msgspec.field(default_factory=dict)
+    correlations: dict[Task, dict[str, list[float] | None]] = msgspec.field(default_factory=dict)
+    spectrum: dict[Task, Spectrum] = msgspec.field(default_factory=dict)
+    parts: dict[Task, list[PartDescription]] = msgspec.field(default_factory=dict)
+    corrections: dict[Task, CorrectionDescription] = msgspec.field(default_factory=dict)
+    metric: str | None = None
+    best: dict[Task, float] = msgspec.field(default_factory=dict)
+    theory: str | None = None
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what lacks a task."""
+        by_task = (self.filters, self.components, self.epochs, self.correlations, self.spectrum, self.parts)
+        if not self.filters or any(
+            part and set(part) != set(TASKS) for part in (*by_task, self.corrections, self.best)
+        ):
+            raise InputError(f"the description of the model lacks one of the tasks {', '.join(TASKS)}")
+        check_path(self.path)
+
+    @property
+    def title(self) -> str:
+        """Return the model in one line."""
+        if "preset" in self.params:
+            return f"{self.kind}, preset {self.params['preset']}"
+        filters = (f"{task} {' and '.join(self.filters[task])}" for task in TASKS)
+        return f"{self.kind}, {', '.join(filters)}"
+
+
+def describe_polish(epochs: int) -> str:
+    """Describe that a model was polished; command line, card and page show this.
+
+    >>> describe_polish(3)
+    'polished for 3 epochs'
+    """
+    return f"polished for {epochs} epoch{'s' if epochs != 1 else ''}"
+
+
+def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as plain data: functions and filters by their names."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple | np.ndarray):
+            return [plain(part) for part in value]
+        if value is None or isinstance(value, str | bool | int | float):
+            return value
+        return value.item() if isinstance(value, np.generic) else getattr(value, "__name__", str(value))
+
+    return {name: plain(value) for name, value in params.items()}
+
+
+def check_path(path: Path | None) -> None:
+    """Refuse a regularisation path whose tables or points do not fit its grid."""
+    if path is None:
+        return
+    shape, scores = path.grid.shape, path.scores
+    if any(set(part) != set(TASKS) for part in (scores, path.exact, path.choice)):
+        raise InputError("path: the regularisation path lacks a task")
+    tables = [*path.exact.values(), *(table for metrics in scores.values() for table in metrics.values())]
+    points = [*path.choice.values(), *path.failed]
+    if any(table.shape != shape for table in tables) or not all(
+        0 <= i < shape[0] and 0 <= j < shape[1] for i, j in points
+    ):
+        raise InputError(f"path: a table or a point does not fit the grid of the shape {shape}")
