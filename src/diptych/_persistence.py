@@ -199,7 +199,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = check_plain_file(Path(path))
     if path.stat().st_size > MAX_JSON_BYTES:
         raise InputError(f"{path} is larger than {MAX_JSON_BYTES} bytes; it was not written by diptych.")
-    return _parse_object(path.read_bytes(), path)
+    return parse_object(path.read_bytes(), path)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -261,7 +261,7 @@ def _decode_array(kind: Any, value: Any) -> np.ndarray[Any, Any]:
         raise ValueError(str(error).partition(" - at ")[0]) from None
 
 
-def _parse_object(raw: bytes, path: Path) -> dict[str, Any]:
+def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         content = parse_json(raw)
     except (ValueError, RecursionError) as error:
@@ -396,7 +396,7 @@ def _parse_header(file: IO[bytes], path: Path) -> tuple[dict[str, Any], int]:
     size = int.from_bytes(file.read(8), "little")
     if size > MAX_JSON_BYTES:
         raise InputError(f"{path} has a header of {size} bytes; expected at most {MAX_JSON_BYTES}.")
-    return _parse_object(file.read(size), path), size
+    return parse_object(file.read(size), path), size
 
 
 # The files of one version

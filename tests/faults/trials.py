@@ -206,7 +206,7 @@ def load_beside_saves(folder, models, save, answer, rounds, rng, count):
 def loads_beside_saves(place, rounds, rng, count):
     """A process saves two models in turn without a pause; every load gives one of the two, whole."""
     models = [make_model(seed, name) for seed, name in enumerate(("one", "two"))]
-    query = np.linspace(-1, 1, models[0].searcher.width("text"))
+    query = np.linspace(-1, 1, models[0].fitted.width("text"))
 
     def save(model):
         model.base = None  # as one that was fitted, which replaces what is there

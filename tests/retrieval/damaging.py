@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from diptych import InputError, Retriever
 from diptych._persistence import read_tensors, write_tensors
+from diptych.retrieval import Hits
 from saved_files import files_of, places, seal
 
 NUMBERS = [0, 1, -1, 7, 2**31, 10**9, 2**63, -(2**70), 10**40, 0.5, 1e308, -1e308]
@@ -186,7 +187,7 @@ def damage(folder, rng):
 
 def check(hits, k, view):
     """Answers that look right: few enough, of the right kind, each once, the best first."""
-    assert isinstance(hits, list)
+    assert isinstance(hits, Hits)
     assert len(hits) <= k
     assert len({hit.id for hit in hits}) == len(hits)
     assert all(isinstance(hit.id, str) and hit.item.view == view for hit in hits)
@@ -201,7 +202,7 @@ def ask(folder, mmap):
     """Load a model and ask it everything; whether it answered, or what it said."""
     try:
         retriever = Retriever.load(folder, mmap=mmap)
-        widths = {view: retriever.searcher.width(view) for view in ("image", "text")}
+        widths = {view: retriever.fitted.width(view) for view in ("image", "text")}
         image, text = np.linspace(-1, 1, widths["image"]), np.linspace(-1, 1, widths["text"])
         check(retriever.search(text, k=5), 5, "image")
         weighting = "uncorrected" if "corrections" in retriever.info() else None

@@ -256,7 +256,7 @@ def test_a_fusion_is_calibrated_before_it_sees_the_held_out_pairs(views, splits)
     x, y, pairing = views(3, **SHAPE | ({} if splits else {"n": 720}))
     model = Fusion(grid=4, polish=False, parts="together")
     retriever = Retriever.from_features(x, y, pairing, splits=splits, model=model)
-    assert retriever.fitted.core.selection_.refitted
+    assert retriever.fitted.model.selection_.refitted
     known = retriever.info()["calibration"]
     assert known["search"]["on"] == retriever.info()["facts"]["selection"]["pairs"]
     assert retriever.search(y[0])[0].probability is not None

@@ -96,7 +96,7 @@ def test_a_query_added_to_itself_stays_as_it_is(made, row, weight):
 
 def test_scores_of_a_sum_rank_as_the_sum_of_scores(made):
     retriever, _, y = made
-    if getattr(retriever.fitted.core, "similarity", "cosine") == "l2":
+    if retriever.fitted.projectors["search"].euclidean:
         return  # minus a distance is no inner product
     options = {"weighting": "uncorrected"} if isinstance(retriever.model, Fusion) else {}
     single = [scores(retriever.search(y[row], k=N, **options)) for row in (3, 7, 11)]
@@ -153,7 +153,7 @@ def test_what_has_no_direction_is_refused(views):
     x, y, pairing = views(captions=1)
     model = AWCCA(params=(2.0, 3.0), normalize=("none", "none"))
     retriever = Retriever.from_features(x, y, pairing, model=model)
-    mean = np.asarray(retriever.fitted.core.y_mean_, np.float32)
+    mean = np.asarray(retriever.fitted.model.y_mean_, np.float32)
     assert len(retriever.search(mean)) == 10
     with pytest.raises(InputError, match="a part of the query has no direction in this model"):
         retriever.search(y[0], plus=[mean])

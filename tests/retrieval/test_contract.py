@@ -10,6 +10,7 @@ from diptych import AWCCA, HKSE, Fusion, InputError, Retriever
 from diptych.data import PairedDataset, PairedViews
 from diptych.retrieval import Hits
 from diptych.retrieval._folder import save_published
+from diptych.retrieval._refitting import sum_new_pairs
 from tolerance import assert_same_hits, rounding
 
 N, NEW = 60, 5
@@ -200,7 +201,7 @@ def test_items_are_ranked_by_the_inner_products_of_their_vectors(case):
             best = row[[places[hit.id] for hit in hits]]
             atol = max(case.tolerance, rounding(np.float32, 8, 1 + np.abs(row).max()))
             np.testing.assert_allclose(best, np.sort(row)[::-1][:6], rtol=0, atol=atol)
-            if getattr(retriever.fitted.core, "similarity", "cosine") == "cosine":
+            if not retriever.fitted.projectors[task].euclidean:
                 np.testing.assert_allclose([hit.score for hit in hits], best, rtol=0, atol=atol)
 
 
@@ -355,17 +356,17 @@ def test_what_is_added_is_found_until_it_is_removed(case):
 @in_a_database_too
 def test_a_refit_learns_from_what_was_added(case, tmp_path):
     retriever = case.retriever
-    pairs = retriever.fitted.load_moments().count
+    pairs = retriever.fitted.learned.moments().count
     case.add_new()
     grown = case.open_again(tmp_path / "grown", mmap=True)
     vectors = retriever.embed_images(take(case.images, range(3)))
     assert retriever.refit() is retriever
     assert retriever.info()["facts"]["refitted"] == {"pairs": pairs + NEW, "before": pairs}
     assert not np.array_equal(retriever.embed_images(take(case.images, range(3))), vectors)
-    assert retriever.searcher.new_moments().count == 0
+    assert sum_new_pairs(retriever.searcher).count == 0
     assert retriever.similar(image=take(case.images, N), k=1)[0].id == "new 0"
     again = case.open_again(tmp_path / "refitted")
-    assert again.fitted.load_moments().count == pairs + NEW
+    assert again.fitted.learned.moments().count == pairs + NEW
     assert again.views == grown.views
     assert_same_answers(case, again, retriever)
     if not grown.store.shared:  # pairs that were saved before are learned from as well
@@ -385,7 +386,7 @@ def test_it_is_opened_again_with_all_its_changes(case, tmp_path):
         assert again.search(take(case.texts, 0), where={"n": {"$gte": 50}})[0].metadata["n"] >= 50
         assert again.views == retriever.views
         assert again.info() == retriever.info()
-        moments = [opened.fitted.load_moments() for opened in (again, retriever)]
+        moments = [opened.fitted.learned.moments() for opened in (again, retriever)]
         np.testing.assert_array_equal(moments[0].xy, moments[1].xy)
         for view in ("image", "text"):
             assert list(again.store.items(view)) == list(retriever.store.items(view))

@@ -66,7 +66,8 @@ def test_recalls_are_those_of_awcca_by_hand(retriever, by_hand):
     assert facts["pairs"] == {"train": [6000, 30000], "val": [1000, 5000], "test": [1000, 5000]}
     for task, (x, y) in embedded.items():
         expected = retrieval_scores(x, y, pairing, task=task)
-        assert facts["metrics"]["test"][task] == expected
+        # A near tie may be won by the other item: then one of a thousand queries has another rank.
+        assert facts["metrics"]["test"][task] == pytest.approx(expected, abs=0.05)
         assert expected["r@10"] > 70
 
 

@@ -13,10 +13,10 @@ from diptych.cca._weighting import to_unit_length
 from diptych.encoders import FunctionEncoder
 from diptych.fusion import Fusion, Part
 from diptych.fusion._blocks import apply_geometry
-from diptych.fusion._members import LinearMaps, Member, Use
+from diptych.fusion._members import LinearMaps, Member, Use, describe_members
 from diptych.ranking import recall_at_k
-from diptych.retrieval._description import describe_members
-from diptych.retrieval._folder import _parse_moments
+from diptych.retrieval._fitted import Learned
+from diptych.retrieval._refitting import refit_model
 from diptych.retrieval._searcher import Searcher
 from generated_pairs import make_dual_features
 from tolerance import assert_ranked, rounding
@@ -150,8 +150,8 @@ def test_parts_of_the_same_blocks_have_names_of_their_own():
     uses = [Use("centred identity", 1.0), Use("residual", 0.5, epochs=3), Use("none", 1.0, epochs=1)]
     members = [Member(part, use, 1.0, maps) for part, use in zip(parts, uses, strict=True)]
     described = describe_members(members)
-    assert [each["name"] for each in described] == ["x × y, as encoded", "x × y", "x × y (2)"]
-    assert [each["use"] for each in described] == [
+    assert [each.name for each in described] == ["x × y, as encoded", "x × y", "x × y (2)"]
+    assert [each.use for each in described] == [
         "cosine of the features as encoded, without their means",
         "residual weighting, polished for 3 epochs",
         "no weighting, polished for 1 epoch",
@@ -188,7 +188,7 @@ class TestRefit:
     def test_it_is_that_of_the_fusion_on_all_pairs(self, first_pairs, blocks, from_model):
         retriever = Retriever.load(first_pairs)
         expected = copy.copy(retriever.fitted.model)
-        moments = retriever.fitted.load_moments()
+        moments = retriever.fitted.learned.moments()
         if from_model:
             expected.moments_ = moments
             retriever = Retriever.from_model(expected)
@@ -274,8 +274,8 @@ def test_a_fusion_from_elsewhere_knows_its_blocks(two_parts, blocks):
 def test_a_fusion_saved_without_moments_is_not_refitted(fused, tmp_path, blocks):
     fused.save(tmp_path / "m")
     slim = Retriever.load(tmp_path / "m")
-    searcher = slim.searcher
-    slim._current.searcher = Searcher(replace(searcher.fitted, load_moments=None), slim.store, slim.encoders)
+    forgetful = replace(slim.fitted, learned=Learned(slim.fitted.learned.model))
+    slim._current.searcher = Searcher(forgetful, slim.store, slim.encoders)
     slim.save(tmp_path / "slim")
     assert not (tmp_path / "slim" / "moments.safetensors").exists()
     again = Retriever.load(tmp_path / "slim")
@@ -285,11 +285,10 @@ def test_a_fusion_saved_without_moments_is_not_refitted(fused, tmp_path, blocks)
         again.refit()
 
 
-def test_moments_of_another_model_are_refused(fused, tmp_path):
-    Moments.zero(3, 4).save(tmp_path / "moments")
-    widths = list(fused.fitted.core.moment_widths().values())
-    with pytest.raises(InputError, match="belongs to a model of other features"):
-        _parse_moments((tmp_path / "moments").read_bytes, tmp_path / "moments", widths)
+def test_moments_of_another_model_are_refused(fused):
+    fitted = replace(fused.fitted, learned=Learned(fused.fitted.learned.model, lambda: Moments.zero(3, 4)))
+    with pytest.raises(InputError, match="belong to a model of other features"):
+        refit_model(fitted, Moments.zero(3, 4), None, None, fused.views)
 
 
 def test_one_name_is_enough(blocks):

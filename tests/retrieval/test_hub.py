@@ -31,6 +31,7 @@ LIMIT = 120
 TOLERANCE = 1e-5
 QUERY = "a red star"
 NAMES = ("config.json", "index.safetensors", "items.jsonl", "model.safetensors")
+ESTIMATOR = ("estimator.json", "estimator.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,8 @@ def test_a_published_model_answers_as_before(published, place, client, tmp_path)
     assert not published.private
     files = published.files()
     (version,) = {name.split("/")[1] for name in files if name.startswith("versions/")}
-    expected = {f"versions/{version}/{name}" for name in (*NAMES, *(f"text-encoder/{n}" for n in NAMES[::3]))}
+    names = (*NAMES, *ESTIMATOR, *(f"text-encoder/{name}" for name in NAMES[::3]))
+    expected = {f"versions/{version}/{name}" for name in names}
     assert {name for name in files if name.startswith("versions/")} == expected
     assert set(files) - expected <= {".gitattributes", "README.md", "regularization.png", RECORD}
     for name, content in files.items():
@@ -178,7 +180,7 @@ def test_a_downloaded_model_is_a_folder_without_links(hub, published, place, cli
     assert result["copy"]
     files = [path for path in cache.rglob("*") if path.is_file()]
     names = {path.name for path in files if ".cache" not in path.relative_to(cache).parts}
-    assert names <= {*NAMES, RECORD, "README.md", "regularization.png"}
+    assert names <= {*NAMES, *ESTIMATOR, RECORD, "README.md", "regularization.png"}
 
     # Without a network, from the cache.
     seen, before = len(hub.requests), list_files(cache)

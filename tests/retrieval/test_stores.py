@@ -588,7 +588,7 @@ class TestModelsFromElsewhere:
         # γ is in units of a sum over pairs, so it grows with their total weight.
         gammas = np.array([3.0, 2.0]) * every.sum() / (weight * captions.sum())
         expected = AWCCA(params=tuple(gammas)).fit(x, y, pairing, sample_weight=every)
-        refitted = retriever.searcher.fitted.core.models_["search"]
+        refitted = retriever.fitted.model.models_["search"]
         np.testing.assert_allclose(
             refitted.correlations,
             expected.models_["search"].correlations,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ SHOWN_CORRELATIONS = 5
 SPECTRUM_POINTS = 512
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+_Plain: TypeAlias = bool | int | float | str | None
 
 
 class Spectrum(Schema, frozen=True):
@@ -64,7 +65,7 @@ class ModelDescription(Schema, frozen=True):
     kind: str
     filters: dict[Task, list[str]]
     components: dict[Task, _Count]
-    params: dict[str, Any]
+    params: dict[str, _Plain | list[_Plain | list[_Plain]]]
     weighting: str | tuple[float, float]
     epochs: dict[Task, _Count] = msgspec.field(default_factory=dict)
     correlations: dict[Task, dict[str, list[float] | None]] = msgspec.field(default_factory=dict)
@@ -83,6 +84,8 @@ class ModelDescription(Schema, frozen=True):
             part and set(part) != set(TASKS) for part in (*by_task, self.corrections, self.best)
         ):
             raise InputError(f"the description of the model lacks one of the tasks {', '.join(TASKS)}")
+        if self.spectrum and any(len(pair) != 2 for pair in self.filters.values()):
+            raise InputError("the description of the model lacks the filter of a view")
         check_path(self.path)
 
     @property

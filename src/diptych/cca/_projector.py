@@ -342,7 +342,7 @@ class Projector:
         u = self._scale(x_parts, x_lengths, weights)[rows]
         v = self._scale(y_parts, y_lengths, [1.0] * len(weights))
         if self.euclidean:
-            return -np.linalg.norm(u - v, axis=1)
+            return -np.asarray(np.linalg.norm(u - v, axis=1))
         return np.asarray(np.einsum("ij,ij->i", u, v) / np.float32(sum(weights)))
 
     def pack(self) -> tuple[ProjectorConfig, Tensors]:

@@ -12,7 +12,15 @@ import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, check_view
-from diptych._persistence import Schema, Tensors, convert, parse_json, parse_tensors, to_builtins, write_json
+from diptych._persistence import (
+    Schema,
+    Tensors,
+    convert,
+    parse_object,
+    parse_tensors,
+    to_builtins,
+    write_json,
+)
 from diptych.cca import AWCCA, Moments
 from diptych.cca._fitted import AWCCAConfig
 from diptych.fusion import Fusion
@@ -148,7 +156,7 @@ def write_estimator(model: AWCCA | Fusion, stored: Mapping[str, Any], config: Pa
 
 def parse_estimator(settings_json: bytes, arrays: bytes, stored: Tensors, config: Path) -> AWCCA | Fusion:
     """Return the estimator that ``write_estimator`` wrote; ``config`` is where, for messages."""
-    settings = convert(parse_json(settings_json), EstimatorConfig, config)
+    settings = convert(parse_object(settings_json, config), EstimatorConfig, config)
     tensors = parse_tensors(arrays, config)
     for name, other in settings.shared.items():
         if other not in stored:

@@ -326,8 +326,8 @@ def describe_held_out(splits: _Splits, held_out: float | int) -> str:
     """
     if splits.validation is not None:
         return f"the {describe_val(splits.validation, splits.names)}"
-    names, size = splits.names, held_out
-    if isinstance(held_out, float):
+    names, size = splits.names, held_out if isinstance(held_out, int) else None
+    if size is None:
         size = holdout_size(len(np.unique(splits.training[2])), held_out)
     return (
         f"{size} of {count(len(splits.training[0]), f'training {names.image}')}, held out with their "

@@ -137,7 +137,8 @@ class PostgresStore:
             products = np.full((len(results), max(map(len, results), default=0)), -np.inf, np.float32)
             for row, found in zip(products, results, strict=True):
                 row[: len(found)] = [record[-1] for record in found]
-            return Matches(products, [found[:k] for found in results], lambda record: make_item(record[:-1]))
+            items = [[make_item(record[:-1]) for record in found[:k]] for found in results]
+            return Matches(products, items, lambda item: item)
 
         return self._read(query, version)
 
