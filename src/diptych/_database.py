@@ -10,8 +10,8 @@ times (``python benchmarks/collection.py`` measures both). Processes on several 
 memory that the log needs, so all processes that use a folder run on one machine. A writer waits up to a
 minute for another, in steps of a second, so that Ctrl+C ends it. Where nothing may be written, the file is
 read as it is. The log is folded into the file after a save or a refit, and when the last process closes it;
-a copy of the folder must include ``items.sqlite-wal`` otherwise. Copying a folder while it is written may give a damaged copy, which
-``Retriever.save`` to another folder never does.
+otherwise a copy of the folder must include ``items.sqlite-wal``. Copying a folder while it is written may
+give a damaged copy, which ``Retriever.save`` to another folder never does.
 
 **Trust.** A file of a stranger can hold anything. Only the statements below may be its schema, so it has no
 views and triggers; rows are bounded, and every value is checked by its reader.
