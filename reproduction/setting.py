@@ -13,9 +13,9 @@ from scipy.sparse import csr_array
 
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
-from diptych.data import ProtocolRun, ProtocolSplits, split_by_protocol
 from reproduction.data import YOURS, PaperData
 from reproduction.features import CaptionWords, Features, HKSEFeatures, StoredFeatures
+from reproduction.protocols import ProtocolRun, ProtocolSplits, split_by_protocol
 from reproduction.results import Cache, Floats, Result, Rows, digest
 
 VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {

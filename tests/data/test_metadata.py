@@ -249,7 +249,6 @@ def test_metadata_stays_with_the_pairs(tmp_path):
     assert pairs.with_splits(["val", "train", "test"]).subset("train").metadata == pairs.select([1]).metadata
     assert split_by_image(pairs, validation=1, test=1).metadata == EXPECTED
     assert pairs.with_views(("film", "text")).metadata == EXPECTED
-    assert pairs.first_captions(1).metadata["a.jpg#0"] == EXPECTED["a.jpg#0"]
     assert join(pairs, np.eye(3), np.eye(4)).dataset.metadata == EXPECTED
 
 

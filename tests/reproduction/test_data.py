@@ -8,9 +8,9 @@ import pytest
 from scipy.io import savemat
 
 from diptych import InputError
-from diptych.data._pairs import _SIZES
 from reproduction.__main__ import main
 from reproduction.data import find_data
+from reproduction.protocols import _SIZES
 from reproduction.setting import Options, Setting
 
 SIZES = {"train": 60, "val": 10, "test": 10}

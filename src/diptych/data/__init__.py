@@ -10,28 +10,21 @@ if TYPE_CHECKING:
     from diptych.data._inspect import PairsReport, inspect_pairs
     from diptych.data._matrix_files import open_features
     from diptych.data._pairs import (
-        PROTOCOLS,
         PairedDataset,
         PairedViews,
-        ProtocolRun,
-        ProtocolSplits,
         join,
         split_by_image,
-        split_by_protocol,
     )
     from diptych.data._readers import read_pairs
     from diptych.data._shards import Shards, shards
 
 __all__ = [
-    "PROTOCOLS",
     "EncodedBlocks",
     "FeatureStore",
     "PairedDataset",
     "PairedViews",
     "PairsReport",
     "Progress",
-    "ProtocolRun",
-    "ProtocolSplits",
     "Shards",
     "encode_images",
     "encode_texts",
@@ -42,7 +35,6 @@ __all__ = [
     "read_pairs",
     "shards",
     "split_by_image",
-    "split_by_protocol",
 ]
 
 __getattr__, __dir__ = export_lazily(
@@ -53,14 +45,10 @@ __getattr__, __dir__ = export_lazily(
         "_inspect": ["PairsReport", "inspect_pairs"],
         "_matrix_files": ["open_features"],
         "_pairs": [
-            "PROTOCOLS",
             "PairedDataset",
             "PairedViews",
-            "ProtocolRun",
-            "ProtocolSplits",
             "join",
             "split_by_image",
-            "split_by_protocol",
         ],
         "_readers": ["read_pairs"],
         "_shards": ["Shards", "shards"],
