@@ -337,7 +337,6 @@ class TestZarrMetadata:
         ("version", "changes", "message"),
         [
             (2, {"compressor": {"id": "base64"}}, "the codec 'base64', which is not read"),
-            (2, {"compressor": {"name": "zstd", "id": "base64"}}, "the codec 'base64'"),
             (2, {"filters": [{"id": "pickle"}]}, "pickle"),
             (2, {"compressor": {"id": "pickle"}}, "pickle"),
             (3, {"codecs": [{"name": "sharding_indexed", "configuration": INNER}]}, "'numcodecs.pickle'"),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
 
@@ -40,7 +41,7 @@ from diptych.encoders._image import encode_inputs, inputs_of, prepare_input
 
 _SAMPLE_BYTES = 4096
 _PROBE_CAPTIONS = 8
-BATCH_CAPTIONS = 1024
+_BATCH_CAPTIONS = 1024
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,6 @@ class Progress:
     skipped: int  # because they could not be read
     resumed: int  # done by earlier runs
     seconds: float  # since this run began
-    waiting: float  # the part of it in which the encoder waited for decoded images
-
-    @property
-    def rate(self) -> float:
-        """Inputs per second in this run."""
-        return (self.done - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
@@ -109,12 +104,12 @@ def encode_images(
     >>> encode_images(pairs, PyramidDescriptor(), mkdtemp()).features.shape
     (5, 630)
     """
-    sources = list_sources(dataset, encoder)
-    pipeline = make_image_pipeline(
+    sources = _list_sources(dataset, encoder)
+    pipeline = _make_image_pipeline(
         encoder, dataset.views.image, max_pixels, batch_size, thread_count(workers)
     )
     fingerprint = encoder.fingerprint + ("" if max_pixels == DEFAULT_MAX_PIXELS else f":{max_pixels}")
-    digest = digest_sources(dataset, encoder)
+    digest = _digest_sources(dataset, encoder)
     dimension = encoder.dimension or _measure_dimension(pipeline, sources)
     job = Job(fingerprint, digest, len(sources), dimension, dtype, batch_size)
     return _write_store(job, dataset.image_ids, sources, pipeline, folder, progress)
@@ -125,7 +120,7 @@ def encode_texts(
     encoder: SentenceEncoder,
     folder: str | os.PathLike[str],
     *,
-    batch_size: int = BATCH_CAPTIONS,
+    batch_size: int = _BATCH_CAPTIONS,
     dtype: str = "float32",
     progress: ProgressCallback | None = None,
 ) -> FeatureStore:
@@ -156,9 +151,9 @@ def encode_texts(
     digest = hashlib.sha256()
     for name, text in zip(dataset.caption_ids, dataset.captions, strict=True):
         digest.update(f"{name}\0{text}\n".encode())
-    fingerprint = fingerprint_text_encoder(encoder, dataset.captions)
+    fingerprint = _fingerprint_text_encoder(encoder, dataset.captions)
     job = Job(fingerprint, digest.hexdigest()[:32], dataset.n_captions, dimension, dtype, batch_size)
-    pipeline = make_text_pipeline(encoder, batch_size)
+    pipeline = _make_text_pipeline(encoder, batch_size)
     return _write_store(job, dataset.caption_ids, dataset.captions, pipeline, folder, progress)
 
 
@@ -169,7 +164,6 @@ class EncodedBatch:
     features: Features
     size: int
     unreadable: list[tuple[int, InputError]]
-    waiting: float
 
 
 @dataclass(frozen=True)
@@ -187,15 +181,11 @@ class Pipeline:
     def run(self, inputs: Sequence[Any], start: int = 0) -> Generator[EncodedBatch, None, None]:
         """Yield the batches of ``inputs`` from number ``start`` on."""
         window = self.batch_size + 2 * self.workers
-        loaded = prefetch(self.load, inputs[start:], self.workers, window)
-        try:
+        with closing(prefetch(self.load, inputs[start:], self.workers, window)) as loaded:
             for first in range(start, len(inputs), self.batch_size):
-                size = min(self.batch_size, len(inputs) - first)
-                begin = time.perf_counter()
-                batch = [next(loaded) for _ in range(size)]
-                waiting = time.perf_counter() - begin
+                batch = list(islice(loaded, self.batch_size))
                 unreadable = {i: x for i, x in enumerate(batch) if isinstance(x, InputError)}
-                good = [i for i in range(size) if i not in unreadable]
+                good = [i for i in range(len(batch)) if i not in unreadable]
                 features: Features = np.empty((0, 0))
                 if good:
                     rows, refused = self.encode([batch[i] for i in good])
@@ -203,15 +193,13 @@ class Pipeline:
                     if len(refused) < len(good):
                         features = _check_features(rows, len(good) - len(refused))
                 errors = [(first + i, unreadable[i]) for i in sorted(unreadable)]
-                yield EncodedBatch(features, size, errors, waiting)
-        finally:
-            loaded.close()  # type: ignore[attr-defined]
+                yield EncodedBatch(features, len(batch), errors)
 
 
-def make_image_pipeline(
+def _make_image_pipeline(
     encoder: ImageEncoder, what: str, max_pixels: int, batch_size: int, workers: int
 ) -> Pipeline:
-    """Return the pipeline from what ``list_sources`` returns to features; ``what`` names it in messages."""
+    """Return the pipeline from sources to features; ``what`` names it in messages."""
     return Pipeline(
         lambda source: prepare_input(encoder, source, what, max_pixels),
         lambda prepared: encode_inputs(encoder, prepared, what),
@@ -220,8 +208,7 @@ def make_image_pipeline(
     )
 
 
-def make_text_pipeline(encoder: SentenceEncoder, batch_size: int) -> Pipeline:
-    """Return the pipeline from texts to features."""
+def _make_text_pipeline(encoder: SentenceEncoder, batch_size: int) -> Pipeline:
     return Pipeline(str, lambda texts: (encoder.encode(texts), {}), batch_size, 1)
 
 
@@ -248,7 +235,7 @@ def _write_store(
         # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
         job = msgspec.structs.replace(job, batch_size=previous.batch_size)
         pipeline = replace(pipeline, batch_size=previous.batch_size)
-    begin, waiting = time.perf_counter(), 0.0
+    begin = time.perf_counter()
     with closing(StoreWriter(folder, job)) as writer, closing(pipeline.run(inputs, writer.done)) as batches:
         resumed = writer.done
         for batch in batches:
@@ -256,14 +243,13 @@ def _write_store(
             # The path in a message may have bytes that are not UTF-8.
             skipped = [(i, str(error).encode(errors="replace").decode()) for i, error in batch.unreadable]
             writer.append(features, batch.size, skipped)
-            waiting += batch.waiting
             if progress is not None:
                 seconds = time.perf_counter() - begin
-                progress(Progress(writer.done, job.count, len(writer.skipped), resumed, seconds, waiting))
+                progress(Progress(writer.done, job.count, len(writer.skipped), resumed, seconds))
         return writer.finish(ids)
 
 
-def list_sources(dataset: PairedDataset, encoder: ImageEncoder) -> Sequence[Path | str]:
+def _list_sources(dataset: PairedDataset, encoder: ImageEncoder) -> Sequence[Path | str]:
     """Return what an encoder takes of the first view of some pairs: the files, or, as texts, the ids."""
     if inputs_of(encoder) == "texts":
         return dataset.image_ids
@@ -282,7 +268,7 @@ def _check_features(features: Any, rows: int) -> Features:
     return matrix
 
 
-def fingerprint_text_encoder(encoder: SentenceEncoder, captions: Sequence[str]) -> str:
+def _fingerprint_text_encoder(encoder: SentenceEncoder, captions: Sequence[str]) -> str:
     """Return the encoder's own fingerprint, or a digest of its features of the first captions."""
     fingerprint = str(getattr(encoder, "fingerprint", ""))
     if fingerprint:
@@ -291,12 +277,12 @@ def fingerprint_text_encoder(encoder: SentenceEncoder, captions: Sequence[str]) 
     return hashlib.sha256(np.ascontiguousarray(probe).tobytes()).hexdigest()[:32]
 
 
-def digest_sources(dataset: PairedDataset, encoder: ImageEncoder) -> str:
-    """Return a digest of what ``list_sources`` returns: of files, the names, sizes, first and last kilobytes.
+def _digest_sources(dataset: PairedDataset, encoder: ImageEncoder) -> str:
+    """Return a digest of the sources: of files, the names, sizes, first and last kilobytes.
 
     Whole files are not read: that would take as long as decoding them, each time work is resumed.
     """
-    digest, sources = hashlib.sha256(), list_sources(dataset, encoder)
+    digest, sources = hashlib.sha256(), _list_sources(dataset, encoder)
     if sources is dataset.image_ids:
         return hashlib.sha256("\0".join(dataset.image_ids).encode()).hexdigest()[:32]
     for name, source in zip(dataset.image_ids, sources, strict=True):
@@ -385,7 +371,7 @@ def encoded_blocks(
         image_encoder = make_image_encoder(image_encoder)
     if not isinstance(text_encoder, SentenceEncoder) or isinstance(text_encoder, np.ndarray):
         text_encoder = sentence_encoder(text_encoder)
-    sources = list_sources(dataset, image_encoder)
+    sources = _list_sources(dataset, image_encoder)
     paths = None if sources is dataset.image_ids else [Path(source).absolute() for source in sources]
     encoders = BlockEncoders(image_encoder, text_encoder, max_pixels, batch_size, thread_count(workers))
     # An image without captions is in no pair.
@@ -438,14 +424,14 @@ class EncodedBlock:
         """Return ``x, y, pairing`` of the images that can be read."""
         assert self.shared is not None
         pairs, encoders = self.pairs, self.shared
-        pipeline = make_image_pipeline(
+        pipeline = _make_image_pipeline(
             encoders.image,
             pairs.views.image,
             encoders.max_pixels,
             encoders.batch_size,
             encoders.workers,
         )
-        batches = list(pipeline.run(list_sources(pairs, encoders.image)))
+        batches = list(pipeline.run(_list_sources(pairs, encoders.image)))
         unreadable = dict(failure for batch in batches for failure in batch.unreadable)
         if len(unreadable) == pairs.n_images:
             raise InputError(
@@ -460,7 +446,7 @@ class EncodedBlock:
                 DataWarning,
                 stacklevel=2,
             )
-        texts = make_text_pipeline(encoders.text, BATCH_CAPTIONS).run(pairs.captions)
+        texts = _make_text_pipeline(encoders.text, _BATCH_CAPTIONS).run(pairs.captions)
         x = np.concatenate([batch.features for batch in batches if len(batch.features)])
         return x, np.concatenate([batch.features for batch in texts]), np.array(pairs.pairing)
 
@@ -474,9 +460,9 @@ class EncodedBlocks(BlockSequence[EncodedBlock]):
         """Changes when the images, the captions, their order or the encoders do."""
         encoders = self.blocks[0].shared
         assert encoders is not None
-        text = fingerprint_text_encoder(encoders.text, self.blocks[0].pairs.captions)
+        text = _fingerprint_text_encoder(encoders.text, self.blocks[0].pairs.captions)
         digest = hashlib.sha256(f"{encoders.image.fingerprint} {encoders.max_pixels} {text}".encode())
         for pairs in (block.pairs for block in self.blocks):
-            sources = digest_sources(pairs, encoders.image)
+            sources = _digest_sources(pairs, encoders.image)
             digest.update(sources.encode() + repr((pairs.captions, pairs.pairing.tolist())).encode())
         return digest.hexdigest()[:32]

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych._checks import InputError, check_choice
+from diptych._checks import InputError
 from diptych._persistence import (
     CONFIG,
     FORMAT_VERSION,
@@ -133,18 +133,12 @@ class FeatureStore:
                 f"{folder} has {features.dtype}{list(features.shape)} features and {len(ids)} ids; expected "
                 f"{config.rows} rows of {job.dimension} in {job.dtype}. Encode again into an empty folder."
             )
-        store = cls(folder, features, ids, skipped, job, config.checksum)
-        if verify:
-            store.verify()
-        return store
-
-    def verify(self) -> None:
-        """Read the whole array and raise an ``InputError`` if it has changed since it was written."""
-        if file_digest(self.folder / _FEATURES) != self.checksum:
+        if verify and file_digest(folder / _FEATURES) != config.checksum:
             raise InputError(
-                f"{self.folder / _FEATURES} has changed since it was written (its checksum differs); encode "
-                "again into an empty folder."
+                f"{folder / _FEATURES} has changed since it was written (its checksum differs); encode again "
+                "into an empty folder."
             )
+        return cls(folder, features, ids, skipped, job, config.checksum)
 
     def rows_of(self, ids: Iterable[str]) -> NDArray[np.int64]:
         """Return the row of each id; −1 for one that has none."""
@@ -178,7 +172,6 @@ class StoreWriter:
     def __init__(self, folder: str | os.PathLike[str], job: Job) -> None:
         from filelock import FileLock, Timeout
 
-        check_choice(job.dtype, DTYPES, "dtype")
         self.folder, self.job = Path(folder), job
         self.done, self.rows = 0, 0
         self.skipped: list[tuple[int, str]] = []

@@ -388,8 +388,7 @@ def _open_zarr_array(name: str, key: str | None, options: StorageOptions, max_by
 def _codec_names(codecs: Iterable[Any]) -> Iterator[Any]:
     """Yield the names of all codecs, including those inside of others."""
     for codec in codecs:
-        # Format 2 names a codec by its id and format 3 by its name; both must be known if both are given.
-        yield from {codec[key] for key in ("name", "id") if key in codec} or {None}
+        yield codec.get("id") or codec.get("name")  # the first is of format 2, the second of format 3
         inner = codec.get("configuration") or {}
         for part in ("codecs", "index_codecs"):
             yield from _codec_names(inner.get(part) or ())

@@ -215,7 +215,7 @@ def _cut_in_order(xs: list[Matrix], ys: list[Matrix], captions: int, rows: int |
             pieces = (
                 Piece(y, max(first - start, 0), min(last - start, y.rows))
                 for y, start in zip(ys, starts, strict=False)
-                if start < last and first < start + y.rows
+                if max(first, start) < min(last, start + y.rows)
             )
             yield Shard(Piece(x, low, high), tuple(pieces), captions)
         previous_rows += x.rows
