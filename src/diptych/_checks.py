@@ -66,7 +66,7 @@ MAX_NAME = 30
 
 
 _MASS_NOUNS = ("audio", "data", "footage", "music", "speech")
-_OWN_PLURALS = ("series", "species")
+_OWN_PLURALS = ("fish", "series", "species")
 
 
 def plural(noun: str) -> str:

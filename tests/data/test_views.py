@@ -168,9 +168,12 @@ def test_a_staged_encoder_reads_its_files_in_threads(clips, tones, tmp_path):
 
 def test_names_in_sentences():
     assert [count(n, "audio") for n in (0, 1, 2)] == ["0 audio items", "1 audio item", "2 audio items"]
-    assert [plural(noun) for noun in ("video", "time series", "sketch", "box", "day", "Satellitenbild")] == [
+    assert [
+        plural(noun) for noun in ("video", "time series", "fish", "sketch", "box", "day", "Satellitenbild")
+    ] == [
         "videos",
         "time series",
+        "fish",
         "sketches",
         "boxes",
         "days",
