@@ -56,5 +56,8 @@ def test_no_message_installs_this_package_by_its_name(path):
 
 def test_every_extra_in_a_message_exists():
     for path in Path(diptych.__file__).parent.rglob("*.py"):
-        for extra in re.findall(r'missing_package_error\([^)]*?, "(\w+)"', path.read_text("utf-8")):
+        for extra in re.findall(
+            r'(?:missing_package_error|import_package)\([^)]*?(?:need|needs|install)",\s*"(\w+)"',
+            path.read_text("utf-8"),
+        ):
             assert any(f'extra == "{extra}"' in line.replace("'", '"') for line in requires("diptych")), path

@@ -6,7 +6,6 @@ NumPy is imported where an array is checked, so that the command line has the re
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
 from numbers import Integral
@@ -148,7 +147,7 @@ def check_view_names(views: object) -> ViewNames:
     return ViewNames(*names)
 
 
-def missing_package_error(what: str, extra: str, package: str = "") -> InputError:
+def missing_package_error(what: str, extra: str = "", package: str = "") -> InputError:
     """Return the error for missing packages of an optional extra, with the command that installs them.
 
     ``what`` starts the message ("HDF5 files need"); ``package`` is the one package that is needed, if not
@@ -168,17 +167,18 @@ def missing_package_error(what: str, extra: str, package: str = "") -> InputErro
     return InputError(f"{what} {listed or package or extra}; install with: pip install {quoted}")
 
 
-def import_package(name: str, missing: InputError) -> Any:
-    """Import an optional package; raise ``missing`` if it is not installed.
+def import_package(name: str, what: str, extra: str = "", package: str = "") -> Any:
+    """Import a module of an optional package; if it is not installed, say how to install it.
 
-    A package that is installed but cannot be imported, such as a torchvision that was built for another
-    torch, is another ``InputError``.
+    The other arguments are those of ``missing_package_error``. A package that is installed but cannot be
+    imported, such as a torchvision that was built for another torch, is another ``InputError``.
     """
     try:
         return importlib.import_module(name)
     except Exception as error:  # a package may fail in any way
-        if importlib.util.find_spec(name) is None:
-            raise missing from None
+        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        if missing and missing.partition(".")[0] == name.partition(".")[0]:
+            raise missing_package_error(what, extra, package) from None
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:
             cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import numpy as np  # noqa: F401, its BLAS must be loaded to be limited
 import threadpoolctl
 
-from diptych._checks import DataWarning, InputError, check_count, missing_package_error
+from diptych._checks import DataWarning, InputError, check_count, import_package
 from diptych._progress import progress_bar
 
 if TYPE_CHECKING:
@@ -238,11 +238,7 @@ def _start_cluster(library: Any, workers: int | None) -> Any:
 
 
 def _import_distributed() -> Any:
-    try:
-        import distributed
-    except ImportError:
-        raise missing_package_error("a Dask cluster needs", "dask", "dask") from None
-    return distributed
+    return import_package("distributed", "a Dask cluster needs", "dask", "dask")
 
 
 def count_finished(groups: Collection[str], dask_scheduler: Any = None) -> tuple[int, int]:

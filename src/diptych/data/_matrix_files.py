@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych._checks import InputError, missing_package_error
+from diptych._checks import InputError, import_package
 from diptych._persistence import map_npy, map_tensors
 from diptych.data._feature_store import Features, FeatureStore
 from diptych.data._files import (
@@ -112,10 +112,7 @@ def _read_safetensors(path: Path, key: str | None, max_bytes: int) -> NDArray[An
 
 
 def _read_hdf5(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
-    try:
-        import h5py
-    except ImportError:
-        raise missing_package_error("HDF5 files need", "hdf5") from None
+    h5py = import_package("h5py", "HDF5 files need", "hdf5")
     with h5py.File(path, "r") as file:
         shapes: dict[str, tuple[int, ...]] = {}
 
@@ -318,11 +315,8 @@ def _read_parquet(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
 
 @contextmanager
 def _parquet_file(name: str, options: StorageOptions) -> Iterator[Any]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise missing_package_error("Parquet files need", "parquet") from None
-    with open_file(name, options) as file, pyarrow.parquet.ParquetFile(file) as table:
+    parquet = import_package("pyarrow.parquet", "Parquet files need", "parquet")
+    with open_file(name, options) as file, parquet.ParquetFile(file) as table:
         yield table
 
 
@@ -351,10 +345,7 @@ def _read_zarr(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
 
 def _open_zarr_array(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Any:
     """Open an array of format 2 or 3 that is safe to read: a matrix of numbers, packed by known codecs."""
-    try:
-        import zarr
-    except ImportError:
-        raise missing_package_error(f"{name} needs", "zarr") from None
+    zarr = import_package("zarr", f"{name} needs", "zarr")
     path = name
     if key is not None:
         contained_path(name, key)  # raises if the key leads out of the group

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
-from diptych._checks import InputError, check_choice, check_count, import_package, missing_package_error
+from diptych._checks import InputError, check_choice, check_count, import_package
 from diptych._model_folder import Version, new_version, read_current
 from diptych._persistence import (
     TENSORS,
@@ -181,7 +181,7 @@ class FittedHKSE:
     def to(self, device: Any) -> Self:
         """Return a copy whose arrays, and whose features, are torch tensors on ``device``."""
         self._check_fitted()
-        torch = import_package("torch", missing_package_error("HKSE.to() needs", "torch"))
+        torch = import_package("torch", "HKSE.to() needs", "torch")
         moved, further = copy.copy(self), self._query_words
         for name in _ARRAYS:
             array = getattr(self, name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from diptych._arrays import Array, namespace
-from diptych._checks import InputError, check_view, import_package, missing_package_error
+from diptych._checks import InputError, check_view, import_package
 from diptych._persistence import file_digest
 from diptych.encoders._fastembed import FASTEMBED, open_fastembed
 from diptych.encoders._fitted_hkse import BLOCK_ROWS, FittedHKSE, hkse_fingerprint
@@ -159,9 +159,7 @@ class SentenceTransformersEncoder(CallableEncoder):
 
     def __init__(self, name: str | os.PathLike[str], *, device: str | None = None) -> None:
         name = os.fspath(name)
-        library = import_package(
-            "sentence_transformers", missing_package_error(f"the encoder {name!r} needs", "sentence")
-        )
+        library = import_package("sentence_transformers", f"the encoder {name!r} needs", "sentence")
         _check_version(library.__version__)
         pickled = [
             path
