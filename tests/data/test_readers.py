@@ -268,7 +268,7 @@ def test_file_names_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):
 
 def test_parquet_without_pyarrow_names_the_package(tmp_path, monkeypatch):
     path = write_table(tmp_path / "t.parquet", ROWS)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(InputError, match=r'pip install "pyarrow>='):
         read_pairs(path)
 

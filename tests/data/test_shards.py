@@ -166,12 +166,6 @@ def test_pairings_may_be_arrays_and_belong_to_files(place):
         assert blocks.n_y == 40
 
 
-def test_blocks_start_at_chunks(tmp_path):
-    x, y = views(40, 1, m_y=3)
-    blocks = shards(write_zarr(tmp_path / "x", x), write_npy(tmp_path / "y", y), rows=20)
-    assert [block.x.start for block in blocks] == [0, 16, 32]
-
-
 def test_local_arrays_are_mapped_and_not_read(tmp_path):
     x, y = views(captions=1)
     block = shards(write_npy(tmp_path / "x", x), write_npy(tmp_path / "y", y))[0]

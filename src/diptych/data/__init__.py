@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from diptych.data._encode import EncodedBlocks, Progress, encode_images, encode_texts, encoded_blocks
+    from diptych.data._encode import Progress, encode_images, encode_texts
     from diptych.data._feature_store import FeatureStore
     from diptych.data._inspect import PairsReport, inspect_pairs
     from diptych.data._matrix_files import open_features
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from diptych.data._shards import Shards, shards
 
 __all__ = [
-    "EncodedBlocks",
     "FeatureStore",
     "PairedDataset",
     "PairedViews",
@@ -28,7 +27,6 @@ __all__ = [
     "Shards",
     "encode_images",
     "encode_texts",
-    "encoded_blocks",
     "inspect_pairs",
     "join",
     "open_features",
@@ -40,7 +38,7 @@ __all__ = [
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
-        "_encode": ["EncodedBlocks", "Progress", "encode_images", "encode_texts", "encoded_blocks"],
+        "_encode": ["Progress", "encode_images", "encode_texts"],
         "_feature_store": ["FeatureStore"],
         "_inspect": ["PairsReport", "inspect_pairs"],
         "_matrix_files": ["open_features"],

@@ -8,34 +8,30 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from diptych._arrays import to_numpy
-from diptych._checks import DataWarning, InputError, check_choice, count, plural
+from diptych._checks import InputError, check_choice, plural
 from diptych._threads import prefetch, thread_count
 from diptych.data._feature_store import (
     DTYPES,
     Features,
     FeatureStore,
     Job,
-    RowNumbers,
     StoreWriter,
     open_finished,
     read_job,
 )
 from diptych.data._pairs import PairedDataset
-from diptych.encoders import ImageEncoder, SentenceEncoder, sentence_encoder
-from diptych.encoders import image_encoder as make_image_encoder
+from diptych.encoders import ImageEncoder, SentenceEncoder
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS
 from diptych.encoders._image import encode_inputs, inputs_of, prepare_input
 
@@ -295,174 +291,3 @@ def _digest_sources(dataset: PairedDataset, encoder: ImageEncoder) -> str:
         except OSError:
             digest.update(f"{name}\0missing\0".encode())
     return digest.hexdigest()[:32]
-
-
-B = TypeVar("B")
-
-
-@dataclass(frozen=True, eq=False)
-class BlockSequence(Sequence[B], Generic[B]):
-    """Blocks in order; a slice of them has the same class."""
-
-    blocks: tuple[B, ...]
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    @overload
-    def __getitem__(self, index: int) -> B: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Self: ...
-
-    def __getitem__(self, index: int | slice) -> B | Self:
-        return type(self)(self.blocks[index]) if isinstance(index, slice) else self.blocks[index]
-
-
-def encoded_blocks(
-    dataset: PairedDataset,
-    image_encoder: ImageEncoder | str | os.PathLike[str],
-    text_encoder: Any,
-    *,
-    images: int = 512,
-    batch_size: int = 32,
-    workers: int | None = 1,
-    max_pixels: int = DEFAULT_MAX_PIXELS,
-) -> EncodedBlocks:
-    """Make blocks for ``AWCCA.fit`` that are encoded when they are needed; no features are kept on disk.
-
-    Images that cannot be read are left out with their captions, and a ``DataWarning`` for each block counts
-    them; warnings from the workers of a cluster reach your process too.
-
-    Parameters
-    ----------
-    dataset
-        Pairs that have the paths of their images; for one split, ``dataset.subset("train")``.
-    image_encoder
-        An ``ImageEncoder``, or what ``diptych.encoders.image_encoder`` takes.
-    text_encoder
-        A fitted ``HKSE``, an object with ``encode``, or what ``diptych.encoders.sentence_encoder`` takes.
-    images
-        About how many images a block has.
-    batch_size
-        Images encoded together.
-    workers
-        Decoding threads for each block: 1 suits a cluster, where every worker has its own core; None:
-        one for each core, 8 at most.
-    max_pixels
-        Larger images count as unreadable.
-
-    Examples
-    --------
-    >>> from tempfile import mkdtemp
-    >>> from diptych.scenes import make_scenes
-    >>> from diptych.encoders import HKSE
-    >>> pairs = make_scenes(12).write(mkdtemp())
-    >>> hkse = HKSE(word_features=8, sentence_features=8).fit(pairs.captions)
-    >>> blocks = encoded_blocks(pairs, "pyramid", hkse, images=5)
-    >>> x, y, pairing = blocks[0].load()
-    >>> len(blocks), x.shape, y.shape
-    (3, (4, 630), (20, 8))
-    """
-    for name, value in (("images", images), ("batch_size", batch_size), ("max_pixels", max_pixels)):
-        if value < 1:
-            raise InputError(f"{name}={value} is below 1; give at least 1.")
-    if isinstance(image_encoder, str | os.PathLike):
-        image_encoder = make_image_encoder(image_encoder)
-    if not isinstance(text_encoder, SentenceEncoder) or isinstance(text_encoder, np.ndarray):
-        text_encoder = sentence_encoder(text_encoder)
-    sources = _list_sources(dataset, image_encoder)
-    paths = None if sources is dataset.image_ids else [Path(source).absolute() for source in sources]
-    encoders = BlockEncoders(image_encoder, text_encoder, max_pixels, batch_size, thread_count(workers))
-    # An image without captions is in no pair.
-    described = np.unique(dataset.pairing)
-    if len(described) == 0:
-        raise InputError(f"these pairs have no {plural(dataset.views.caption)} to encode.")
-    by_image = np.argsort(dataset.pairing, kind="stable")
-    parts = np.array_split(described, -(-len(described) // images))
-    ends = np.searchsorted(dataset.pairing[by_image], [part[-1] for part in parts], "right")
-    blocks = []
-    for rows, captions in zip(parts, np.split(by_image, ends[:-1]), strict=True):
-        block = PairedDataset(
-            tuple(dataset.image_ids[i] for i in rows),
-            tuple(dataset.captions[j] for j in captions),
-            np.searchsorted(rows, dataset.pairing[captions]),
-            paths=None if paths is None else tuple(paths[i] for i in rows),
-            views=dataset.views,
-        )
-        blocks.append(EncodedBlock(block, encoders))
-    return EncodedBlocks(tuple(blocks))
-
-
-@dataclass(frozen=True, eq=False)
-class BlockEncoders:
-    """The encoders that all blocks share, and their settings."""
-
-    image: ImageEncoder
-    text: SentenceEncoder
-    max_pixels: int
-    batch_size: int
-    workers: int
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedBlock:
-    """Some images and their captions, which ``load`` encodes; it can be sent to another process.
-
-    An engine sends ``shared``, which all blocks have in common, once instead of with every block.
-    """
-
-    pairs: PairedDataset
-    shared: BlockEncoders | None
-
-    @property
-    def name(self) -> str:
-        """First and last item, for messages."""
-        return f"the {plural(self.pairs.views.image)} {self.pairs.image_ids[0]} to {self.pairs.image_ids[-1]}"
-
-    def load(self) -> tuple[Features, Features, RowNumbers]:
-        """Return ``x, y, pairing`` of the images that can be read."""
-        assert self.shared is not None
-        pairs, encoders = self.pairs, self.shared
-        pipeline = _make_image_pipeline(
-            encoders.image,
-            pairs.views.image,
-            encoders.max_pixels,
-            encoders.batch_size,
-            encoders.workers,
-        )
-        batches = list(pipeline.run(_list_sources(pairs, encoders.image)))
-        unreadable = dict(failure for batch in batches for failure in batch.unreadable)
-        if len(unreadable) == pairs.n_images:
-            raise InputError(
-                f"of {count(pairs.n_images, pairs.views.image)}, none could be read (the first: "
-                f"{unreadable[0]}); check them with diptych check."
-            )
-        if unreadable:
-            pairs = pairs.select([row for row in range(pairs.n_images) if row not in unreadable])
-            warnings.warn(
-                f"{len(unreadable)} of {self.name} could not be read and are left out with their "
-                f"{plural(pairs.views.caption)} ({next(iter(unreadable.values()))}).",
-                DataWarning,
-                stacklevel=2,
-            )
-        texts = _make_text_pipeline(encoders.text, _BATCH_CAPTIONS).run(pairs.captions)
-        x = np.concatenate([batch.features for batch in batches if len(batch.features)])
-        return x, np.concatenate([batch.features for batch in texts]), np.array(pairs.pairing)
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedBlocks(BlockSequence[EncodedBlock]):
-    """Blocks in the order of the images; see ``encoded_blocks``."""
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes when the images, the captions, their order or the encoders do."""
-        encoders = self.blocks[0].shared
-        assert encoders is not None
-        text = _fingerprint_text_encoder(encoders.text, self.blocks[0].pairs.captions)
-        digest = hashlib.sha256(f"{encoders.image.fingerprint} {encoders.max_pixels} {text}".encode())
-        for pairs in (block.pairs for block in self.blocks):
-            sources = _digest_sources(pairs, encoders.image)
-            digest.update(sources.encode() + repr((pairs.captions, pairs.pairing.tolist())).encode())
-        return digest.hexdigest()[:32]

@@ -182,7 +182,6 @@ class Matrix:
     width: int
     dtype: str
     key: str | None = None  # of the column or array; None: the only one in the file
-    grain: int = 1  # rows that are packed together: ranges that keep to multiples of it unpack nothing twice
     offset: int = 0  # of the numbers of a remote ``.npy`` file
     version: str = ""  # changes when the content does
     options: StorageOptions = field(default=None, repr=False)  # may hold secrets, so never shown
@@ -289,11 +288,8 @@ def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes
             batch = next(file.iter_batches(1, columns=[key]), None)
             first = None if batch is None else batch.column(0)[0]
             width = 0 if first is None or first.as_py() is None else len(first)
-        # Blocks can keep to row groups only if these have one size.
-        same_size = groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0]
         dtype = np.dtype(fields[key].value_type.to_pandas_dtype()).str
-        grain = groups[0] if same_size else 1
-        return Matrix(name, sum(groups), width, dtype, key, grain)
+        return Matrix(name, sum(groups), width, dtype, key)
 
 
 def _read_parquet(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
@@ -334,7 +330,7 @@ def _group_rows(file: Any) -> list[int]:
 def _open_zarr(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
     array = _open_zarr_array(name, key, options, max_bytes)
     rows, width = array.shape
-    return Matrix(name, rows, width, array.dtype.str, key, (array.shards or array.chunks)[0])
+    return Matrix(name, rows, width, array.dtype.str, key)
 
 
 def _read_zarr(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
