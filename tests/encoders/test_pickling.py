@@ -12,7 +12,7 @@ from image_files import make_images
 
 
 def test_encoders_can_be_pickled(tmp_path):
-    images, captions = make_images(3), ["A red star.", "Two blue cars.", "A cat."]
+    images, captions = make_images(3), ["a dog runs", "a dog jumps", "a cat sleeps"]
     write_network(tmp_path / "colours.onnx")
     for encoder in (PyramidDescriptor(), OnnxEncoder(tmp_path / "colours.onnx", threads=1)):
         again = pickle.loads(pickle.dumps(encoder))

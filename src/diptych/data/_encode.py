@@ -1,4 +1,4 @@
-"""Encode images and captions, batch by batch, into feature stores or into blocks for a fit.
+"""Encode images and captions, batch by batch, into feature stores.
 
 Images are decoded by threads ahead of the encoder, a bounded number at a time.
 """
@@ -10,12 +10,11 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-import msgspec
 import numpy as np
 
 from diptych._arrays import to_numpy
@@ -28,7 +27,6 @@ from diptych.data._feature_store import (
     Job,
     StoreWriter,
     open_finished,
-    read_job,
 )
 from diptych.data._pairs import PairedDataset
 from diptych.encoders import ImageEncoder, SentenceEncoder
@@ -101,14 +99,17 @@ def encode_images(
     (5, 630)
     """
     sources = _list_sources(dataset, encoder)
-    pipeline = _make_image_pipeline(
-        encoder, dataset.views.image, max_pixels, batch_size, thread_count(workers)
+    what = dataset.views.image
+    steps = _Steps(
+        lambda source: prepare_input(encoder, source, what, max_pixels),
+        lambda prepared: encode_inputs(encoder, prepared, what),
+        thread_count(workers),
     )
     fingerprint = encoder.fingerprint + ("" if max_pixels == DEFAULT_MAX_PIXELS else f":{max_pixels}")
-    digest = _digest_sources(dataset, encoder)
-    dimension = encoder.dimension or _measure_dimension(pipeline, sources)
+    digest = _digest_sources(dataset, sources)
+    dimension = encoder.dimension or _measure_dimension(sources, steps)
     job = Job(fingerprint, digest, len(sources), dimension, dtype, batch_size)
-    return _write_store(job, dataset.image_ids, sources, pipeline, folder, progress)
+    return _write_store(job, dataset.image_ids, sources, steps, folder, progress)
 
 
 def encode_texts(
@@ -143,82 +144,60 @@ def encode_texts(
     if not dataset.captions:
         raise InputError(f"these pairs have no {plural(dataset.views.caption)} to encode.")
     probe = list(dataset.captions[:_PROBE_CAPTIONS])
-    dimension = _check_features(encoder.encode(probe), len(probe)).shape[1]
+    features = _check_features(encoder.encode(probe), len(probe))
+    fingerprint = str(getattr(encoder, "fingerprint", ""))
+    if not fingerprint:
+        fingerprint = hashlib.sha256(np.ascontiguousarray(features).tobytes()).hexdigest()[:32]
     digest = hashlib.sha256()
     for name, text in zip(dataset.caption_ids, dataset.captions, strict=True):
         digest.update(f"{name}\0{text}\n".encode())
-    fingerprint = _fingerprint_text_encoder(encoder, dataset.captions)
-    job = Job(fingerprint, digest.hexdigest()[:32], dataset.n_captions, dimension, dtype, batch_size)
-    pipeline = _make_text_pipeline(encoder, batch_size)
-    return _write_store(job, dataset.caption_ids, dataset.captions, pipeline, folder, progress)
+    inputs, dimension = digest.hexdigest()[:32], features.shape[1]
+    job = Job(fingerprint, inputs, dataset.n_captions, dimension, dtype, batch_size)
+    steps = _Steps(str, lambda texts: (encoder.encode(texts), {}), 1)
+    return _write_store(job, dataset.caption_ids, dataset.captions, steps, folder, progress)
 
 
-@dataclass(frozen=True)
-class EncodedBatch:
-    """Features of the readable inputs of a batch, and the numbers and errors of the others."""
-
-    features: Features
-    size: int
-    unreadable: list[tuple[int, InputError]]
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """Loads single inputs in threads and encodes them in batches.
+class _Steps(NamedTuple):
+    """Loads single inputs in threads, and encodes them in batches.
 
     Both return the errors of inputs that cannot be read instead of raising them; ``encode``, by position.
     """
 
     load: Callable[[Any], Any]
     encode: Callable[[list[Any]], tuple[Any, Mapping[int, InputError]]]
-    batch_size: int
     workers: int
 
-    def run(self, inputs: Sequence[Any], start: int = 0) -> Generator[EncodedBatch, None, None]:
-        """Yield the batches of ``inputs`` from number ``start`` on."""
-        window = self.batch_size + 2 * self.workers
-        with closing(prefetch(self.load, inputs[start:], self.workers, window)) as loaded:
-            for first in range(start, len(inputs), self.batch_size):
-                batch = list(islice(loaded, self.batch_size))
-                unreadable = {i: x for i, x in enumerate(batch) if isinstance(x, InputError)}
-                good = [i for i in range(len(batch)) if i not in unreadable]
-                features: Features = np.empty((0, 0))
-                if good:
-                    rows, refused = self.encode([batch[i] for i in good])
-                    unreadable |= {good[i]: error for i, error in refused.items()}
-                    if len(refused) < len(good):
-                        features = _check_features(rows, len(good) - len(refused))
-                errors = [(first + i, unreadable[i]) for i in sorted(unreadable)]
-                yield EncodedBatch(features, len(batch), errors)
+
+def _encode_batches(
+    inputs: Sequence[Any], steps: _Steps, batch_size: int, start: int = 0
+) -> Generator[tuple[Features, int, list[tuple[int, InputError]]], None, None]:
+    """Yield of each batch its features, its size, and numbers and errors of inputs that cannot be read."""
+    window = batch_size + 2 * steps.workers
+    with closing(prefetch(steps.load, inputs[start:], steps.workers, window)) as loaded:
+        for first in range(start, len(inputs), batch_size):
+            batch = list(islice(loaded, batch_size))
+            unreadable = {i: x for i, x in enumerate(batch) if isinstance(x, InputError)}
+            good = [i for i in range(len(batch)) if i not in unreadable]
+            features: Features = np.empty((0, 0))
+            if good:
+                rows, refused = steps.encode([batch[i] for i in good])
+                unreadable |= {good[i]: error for i, error in refused.items()}
+                if len(refused) < len(good):
+                    features = _check_features(rows, len(good) - len(refused))
+            yield features, len(batch), [(first + i, unreadable[i]) for i in sorted(unreadable)]
 
 
-def _make_image_pipeline(
-    encoder: ImageEncoder, what: str, max_pixels: int, batch_size: int, workers: int
-) -> Pipeline:
-    """Return the pipeline from sources to features; ``what`` names it in messages."""
-    return Pipeline(
-        lambda source: prepare_input(encoder, source, what, max_pixels),
-        lambda prepared: encode_inputs(encoder, prepared, what),
-        batch_size,
-        workers,
-    )
-
-
-def _make_text_pipeline(encoder: SentenceEncoder, batch_size: int) -> Pipeline:
-    return Pipeline(str, lambda texts: (encoder.encode(texts), {}), batch_size, 1)
-
-
-def _measure_dimension(pipeline: Pipeline, sources: Sequence[Any]) -> int:
+def _measure_dimension(sources: Sequence[Any], steps: _Steps) -> int:
     """Return the width of the features of the first input that can be read; 1 if there is none."""
-    with closing(replace(pipeline, batch_size=1).run(sources)) as batches:
-        return next((batch.features.shape[1] for batch in batches if len(batch.features)), 1)
+    with closing(_encode_batches(sources, steps, batch_size=1)) as batches:
+        return next((features.shape[1] for features, *_ in batches if len(features)), 1)
 
 
 def _write_store(
     job: Job,
     ids: Sequence[str],
     inputs: Sequence[Any],
-    pipeline: Pipeline,
+    steps: _Steps,
     folder: str | os.PathLike[str],
     progress: ProgressCallback | None,
 ) -> FeatureStore:
@@ -227,18 +206,17 @@ def _write_store(
         raise InputError(f"batch_size={job.batch_size} is below 1; give the number of inputs of a batch.")
     if (finished := open_finished(folder, job)) is not None:
         return finished
-    if (previous := read_job(folder)) is not None:
-        # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
-        job = msgspec.structs.replace(job, batch_size=previous.batch_size)
-        pipeline = replace(pipeline, batch_size=previous.batch_size)
     begin = time.perf_counter()
-    with closing(StoreWriter(folder, job)) as writer, closing(pipeline.run(inputs, writer.done)) as batches:
+    with (
+        closing(StoreWriter(folder, job)) as writer,
+        closing(_encode_batches(inputs, steps, writer.job.batch_size, writer.done)) as batches,
+    ):
         resumed = writer.done
-        for batch in batches:
-            features = batch.features if len(batch.features) else np.empty((0, job.dimension), job.dtype)
+        for features, size, unreadable in batches:
             # The path in a message may have bytes that are not UTF-8.
-            skipped = [(i, str(error).encode(errors="replace").decode()) for i, error in batch.unreadable]
-            writer.append(features, batch.size, skipped)
+            skipped = [(i, str(error).encode(errors="replace").decode()) for i, error in unreadable]
+            rows = features if len(features) else np.empty((0, job.dimension), job.dtype)
+            writer.append(rows, size, skipped)
             if progress is not None:
                 seconds = time.perf_counter() - begin
                 progress(Progress(writer.done, job.count, len(writer.skipped), resumed, seconds))
@@ -264,23 +242,14 @@ def _check_features(features: Any, rows: int) -> Features:
     return matrix
 
 
-def _fingerprint_text_encoder(encoder: SentenceEncoder, captions: Sequence[str]) -> str:
-    """Return the encoder's own fingerprint, or a digest of its features of the first captions."""
-    fingerprint = str(getattr(encoder, "fingerprint", ""))
-    if fingerprint:
-        return fingerprint
-    probe = to_numpy(encoder.encode(list(captions[:_PROBE_CAPTIONS])))
-    return hashlib.sha256(np.ascontiguousarray(probe).tobytes()).hexdigest()[:32]
-
-
-def _digest_sources(dataset: PairedDataset, encoder: ImageEncoder) -> str:
+def _digest_sources(dataset: PairedDataset, sources: Sequence[Path | str]) -> str:
     """Return a digest of the sources: of files, the names, sizes, first and last kilobytes.
 
     Whole files are not read: that would take as long as decoding them, each time work is resumed.
     """
-    digest, sources = hashlib.sha256(), _list_sources(dataset, encoder)
     if sources is dataset.image_ids:
         return hashlib.sha256("\0".join(dataset.image_ids).encode()).hexdigest()[:32]
+    digest = hashlib.sha256()
     for name, source in zip(dataset.image_ids, sources, strict=True):
         try:
             with open(source, "rb") as file:

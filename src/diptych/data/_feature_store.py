@@ -157,26 +157,18 @@ def open_finished(folder: str | os.PathLike[str], job: Job) -> FeatureStore | No
     return store
 
 
-def read_job(folder: str | os.PathLike[str]) -> Job | None:
-    """Return the job of the store in ``folder``, finished or not; None if there is no store."""
-    for name, schema in ((CONFIG, _StoreConfig), (_WORK, _Work)):
-        path = Path(folder) / name
-        if path.is_file():
-            return convert(read_json(path), schema, path).job
-    return None
-
-
 class StoreWriter:
     """Writes a store into a new or empty folder, or one where the same job was interrupted."""
 
     def __init__(self, folder: str | os.PathLike[str], job: Job) -> None:
         from filelock import FileLock, Timeout
 
-        self.folder, self.job = Path(folder), job
+        self.folder = Path(folder)
+        # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
+        self.job = job = _find_interrupted(self.folder, job) or job
         self.done, self.rows = 0, 0
         self.skipped: list[tuple[int, str]] = []
         self._row_bytes = job.dimension * np.dtype(job.dtype).itemsize
-        _check_usable(self.folder, job)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder / LOCK)
         try:
@@ -273,15 +265,19 @@ class StoreWriter:
         self._data.truncate(_HEADER_BYTES + self.rows * self._row_bytes)
 
 
-def _check_usable(folder: Path, job: Job) -> None:
+def _find_interrupted(folder: Path, job: Job) -> Job | None:
+    """Return the job that was interrupted in a folder; raise if anything else is there."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder for the features.")
     check_own(real_folder(folder), *_FILES)
-    previous = read_job(folder)
-    if previous is not None:
-        _check_same_job(previous, job, folder)
-    elif folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+    for name, schema in ((CONFIG, _StoreConfig), (_WORK, _Work)):
+        if (path := folder / name).is_file():
+            previous = convert(read_json(path), schema, path).job
+            _check_same_job(previous, job, folder)
+            return previous
+    if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise InputError(f"{folder} holds other files; give an empty or a new folder for the features.")
+    return None
 
 
 def _check_same_job(previous: Job, job: Job, folder: Path) -> None:
