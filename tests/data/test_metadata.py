@@ -256,7 +256,7 @@ def test_formats_without_columns_have_no_metadata(tmp_path):
     path = tmp_path / "dataset_x.json"
     sentences = [{"raw": "A cat."}]
     path.write_text(json.dumps({"images": [{"filename": "a.jpg", "split": "train", "sentences": sentences}]}))
-    with pytest.raises(InputError, match="is not a table, so metadata has no effect"):
+    with pytest.raises(InputError, match="metadata has no effect on .*, which is not a table"):
         read_pairs(path, metadata=["year"])
     with pytest.raises(InputError, match="metadata has no effect on hf:"):
         read_pairs("hf:./folder", metadata=["year"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +59,6 @@ class PairsReport:
         Whether the image files were opened; not if their paths are unknown.
     views
         What the problems call an image and a text.
-    problems
-        One sentence for each kind of problem.
     """
 
     images: int
@@ -76,9 +74,10 @@ class PairsReport:
     copies: tuple[tuple[str, ...], ...] = ()
     images_checked: bool = False
     views: ViewNames = IMAGE_AND_TEXT
-    problems: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One sentence for each kind of problem."""
         image, caption = self.views.image, self.views.caption
         kinds = (
             (image, " cannot be found", self.missing),
@@ -87,10 +86,9 @@ class PairsReport:
             (f"empty {caption}", "", self.empty_captions),
             (image, " in more than one split (leakage)", [" = ".join(group) for group in self.leaks]),
         )
-        sentences = (
+        return tuple(
             f"{count(len(names), noun)}{what}: {_list_some(names)}." for noun, what, names in kinds if names
         )
-        object.__setattr__(self, "problems", tuple(sentences))
 
     @property
     def ok(self) -> bool:
@@ -192,7 +190,6 @@ def _digest_file(path: Path, name: str) -> str | InputError:
         return InputError(problem)
 
 
-def _list_some(names: Iterable[str]) -> str:
-    names = list(names)
+def _list_some(names: Sequence[str]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
