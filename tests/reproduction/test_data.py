@@ -78,6 +78,9 @@ def test_karpathys_vgg_features_are_called_vgg_16(folder):
     assert data.images[0].name == "ResNet-50"
     use = next(use for file, use in data.files if file == "vgg_feats.mat")
     assert "not the paper's VGG-19" in use
+    (folder / "vgg_feats.mat").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="holds no readable matrix 'feats'"):
+        find_data("flickr8k", folder)
 
 
 def test_own_features_are_marked_rows(folder, tmp_path):
