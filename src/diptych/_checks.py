@@ -184,7 +184,7 @@ def import_package(name: str, what: str, extra: str = "", package: str = "") -> 
             cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
         raise InputError(
             f"{name} is installed but cannot be imported ({type(cause).__name__}: {cause}); reinstall it "
-            "together with torch and torchvision, from the same source, so that their versions match."
+            "together with what it needs, from the same source, so that their versions match."
         ) from None
 
 

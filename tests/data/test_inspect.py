@@ -23,14 +23,12 @@ def change_table(folder, edit):
 
 
 def test_good_pairs_have_no_problems(folder):
-    calls = []
-    report = inspect_pairs(folder, progress=lambda done, total: calls.append((done, total)))
+    report = inspect_pairs(folder)
     assert report.ok
     assert (report.images, report.captions) == (20, 100)
     assert report.splits == {"train": 14, "val": 3, "test": 3}
     assert report.captions_per_image.smallest == report.captions_per_image.largest == 5
     assert 2 <= report.caption_words.smallest <= report.caption_words.median <= report.caption_words.largest
-    assert calls[-1] == (20, 20)
     assert report.images_checked
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from diptych.data._encode import Progress, encode_images, encode_texts
+    from diptych.data._encode import encode_images, encode_texts
     from diptych.data._feature_store import FeatureStore
     from diptych.data._inspect import PairsReport, inspect_pairs
     from diptych.data._matrix_files import open_features
@@ -23,7 +23,6 @@ __all__ = [
     "PairedDataset",
     "PairedViews",
     "PairsReport",
-    "Progress",
     "Shards",
     "encode_images",
     "encode_texts",
@@ -38,7 +37,7 @@ __all__ = [
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
-        "_encode": ["Progress", "encode_images", "encode_texts"],
+        "_encode": ["encode_images", "encode_texts"],
         "_feature_store": ["FeatureStore"],
         "_inspect": ["PairsReport", "inspect_pairs"],
         "_matrix_files": ["open_features"],

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, check_choice, plural
+from diptych._progress import progress_bar
 from diptych._threads import prefetch, thread_count
 from diptych.data._feature_store import (
     DTYPES,
@@ -38,20 +37,6 @@ _PROBE_CAPTIONS = 8
 _BATCH_CAPTIONS = 1024
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far an encoding is; counts are numbers of inputs."""
-
-    done: int  # including those of earlier runs
-    total: int
-    skipped: int  # because they could not be read
-    resumed: int  # done by earlier runs
-    seconds: float  # since this run began
-
-
-ProgressCallback: TypeAlias = Callable[[Progress], None]
-
-
 def encode_images(
     dataset: PairedDataset,
     encoder: ImageEncoder,
@@ -61,7 +46,7 @@ def encode_images(
     workers: int | None = None,
     dtype: str = "float32",
     max_pixels: int = DEFAULT_MAX_PIXELS,
-    progress: ProgressCallback | None = None,
+    verbose: bool | None = None,
 ) -> FeatureStore:
     """Encode the images of some pairs, or whatever their first view holds, into a feature store.
 
@@ -86,8 +71,8 @@ def encode_images(
         ``"float32"`` or ``"float16"``.
     max_pixels
         Larger images are skipped without being decoded.
-    progress
-        Called after every batch.
+    verbose
+        Whether to show a progress bar, as in ``AWCCA``.
 
     Examples
     --------
@@ -109,7 +94,8 @@ def encode_images(
     digest = _digest_sources(dataset, sources)
     dimension = encoder.dimension or _measure_dimension(sources, steps)
     job = Job(fingerprint, digest, len(sources), dimension, dtype, batch_size)
-    return _write_store(job, dataset.image_ids, sources, steps, folder, progress)
+    with progress_bar(f"encoding {plural(what)}", verbose) as show:
+        return _write_store(job, dataset.image_ids, sources, steps, folder, show)
 
 
 def encode_texts(
@@ -119,7 +105,7 @@ def encode_texts(
     *,
     batch_size: int = _BATCH_CAPTIONS,
     dtype: str = "float32",
-    progress: ProgressCallback | None = None,
+    verbose: bool | None = None,
 ) -> FeatureStore:
     """Encode the captions of some pairs into a feature store; see ``encode_images``.
 
@@ -127,7 +113,7 @@ def encode_texts(
 
     Parameters
     ----------
-    dataset, folder, batch_size, dtype, progress
+    dataset, folder, batch_size, dtype, verbose
         As in ``encode_images``.
     encoder
         Anything with ``encode(captions)``.
@@ -154,7 +140,8 @@ def encode_texts(
     inputs, dimension = digest.hexdigest()[:32], features.shape[1]
     job = Job(fingerprint, inputs, dataset.n_captions, dimension, dtype, batch_size)
     steps = _Steps(str, lambda texts: (encoder.encode(texts), {}), 1)
-    return _write_store(job, dataset.caption_ids, dataset.captions, steps, folder, progress)
+    with progress_bar(f"encoding {plural(dataset.views.caption)}", verbose) as show:
+        return _write_store(job, dataset.caption_ids, dataset.captions, steps, folder, show)
 
 
 class _Steps(NamedTuple):
@@ -199,27 +186,23 @@ def _write_store(
     inputs: Sequence[Any],
     steps: _Steps,
     folder: str | os.PathLike[str],
-    progress: ProgressCallback | None,
+    show: Callable[[float], None],
 ) -> FeatureStore:
     check_choice(job.dtype, DTYPES, "dtype")
     if job.batch_size < 1:
         raise InputError(f"batch_size={job.batch_size} is below 1; give the number of inputs of a batch.")
     if (finished := open_finished(folder, job)) is not None:
         return finished
-    begin = time.perf_counter()
     with (
         closing(StoreWriter(folder, job)) as writer,
         closing(_encode_batches(inputs, steps, writer.job.batch_size, writer.done)) as batches,
     ):
-        resumed = writer.done
         for features, size, unreadable in batches:
             # The path in a message may have bytes that are not UTF-8.
             skipped = [(i, str(error).encode(errors="replace").decode()) for i, error in unreadable]
             rows = features if len(features) else np.empty((0, job.dimension), job.dtype)
             writer.append(rows, size, skipped)
-            if progress is not None:
-                seconds = time.perf_counter() - begin
-                progress(Progress(writer.done, job.count, len(writer.skipped), resumed, seconds))
+            show(writer.done / job.count)
         return writer.finish(ids)
 
 

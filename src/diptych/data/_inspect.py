@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, with_article
+from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, plural, with_article
+from diptych._progress import progress_bar
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
 from diptych.data._readers import read_pairs
@@ -102,7 +103,7 @@ def inspect_pairs(
     images: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     max_pixels: int = DEFAULT_MAX_PIXELS,
-    progress: Callable[[int, int], None] | None = None,
+    verbose: bool | None = None,
 ) -> PairsReport:
     """Open every image of some pairs and report what is wrong.
 
@@ -119,8 +120,8 @@ def inspect_pairs(
         Decoding threads; None: one for each core, 8 at most.
     max_pixels
         Larger images count as unreadable.
-    progress
-        Called with the number of images opened so far and of all images.
+    verbose
+        Whether to show a progress bar, as in ``AWCCA``.
 
     Examples
     --------
@@ -148,15 +149,16 @@ def inspect_pairs(
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
 
     threads = thread_count(workers)
-    for row, result in enumerate(prefetch(digest, pairs.paths or (), threads, 4 * threads)):
-        if result is None:
-            missing.append(pairs.image_ids[row])
-        elif isinstance(result, InputError):
-            unreadable.append((pairs.image_ids[row], str(result)))
-        else:
-            rows_by_pixels[result].append(row)
-        if progress is not None:
-            progress(row + 1, pairs.n_images)
+    digests = prefetch(digest, pairs.paths or (), threads, 4 * threads)
+    with progress_bar(f"checking {plural(name)}", verbose) as show:
+        for row, result in enumerate(digests):
+            if result is None:
+                missing.append(pairs.image_ids[row])
+            elif isinstance(result, InputError):
+                unreadable.append((pairs.image_ids[row], str(result)))
+            else:
+                rows_by_pixels[result].append(row)
+            show((row + 1) / pairs.n_images)
     leaks: list[tuple[str, ...]] = []
     copies: list[tuple[str, ...]] = []
     for rows in rows_by_pixels.values():

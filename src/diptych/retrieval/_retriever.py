@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from diptych.fusion import Fusion
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._near_duplicates import Duplicates
-    from diptych.retrieval._training import Watch
 
     Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
     Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
@@ -457,7 +456,6 @@ class Retriever:
         layout: Mapping[View, Layout] | None = None,
         engine: Engine | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        watch: Watch | None = None,
     ) -> Retriever:
         """Fit on the training split, measure on the others, and add every item of ``data`` to the index.
 
@@ -475,8 +473,6 @@ class Retriever:
         engine, checkpoint
             Where the training pairs are summed, and a file to continue from after an interruption; see
             ``AWCCA.fit``.
-        watch
-            Called with the progress of encoding.
         """
         from sklearn.base import clone
 
@@ -484,7 +480,7 @@ class Retriever:
         from diptych.retrieval._training import fit_model
 
         self._check_settings()
-        views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
+        views = data if isinstance(data, PairedViews) else self.encode(data, features=features)
         views = replace(views, dataset=views.dataset.with_views(self.views))
         with progress_bar("fitting", self.model.verbose):
             fitted = fit_model(
@@ -509,7 +505,6 @@ class Retriever:
         data: PairedDataset,
         *,
         features: str | os.PathLike[str] | None = None,
-        watch: Watch | None = None,
     ) -> PairedViews:
         """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
         from diptych.retrieval._training import encode_views, measure_seconds
@@ -519,10 +514,10 @@ class Retriever:
         seed = getattr(self.model, "random_state", 0)
         encoders.choose_defaults(seed, fuses=self.model.takes_blocks)
         seconds: dict[str, float] = {}
-        with progress_bar("encoding", self.model.verbose if watch is None else False):
+        with progress_bar("encoding", self.model.verbose):
             with progress_bar("fitting the text encoder"), measure_seconds(seconds, "text encoder"):
                 encoders.fit_text((data.subset("train") if has_split else data).captions)
-            views = encode_views(data, encoders, features, watch)
+            views = encode_views(data, encoders, features)
         return replace(views, seconds={**seconds, **views.seconds})
 
     @classmethod
@@ -747,9 +742,7 @@ class Retriever:
         with self._writing:
             return self.store.remove(ids)
 
-    def evaluate(
-        self, data: PairedDataset | PairedViews, split: str | None = "test", *, watch: Watch | None = None
-    ) -> Evaluation:
+    def evaluate(self, data: PairedDataset | PairedViews, split: str | None = "test") -> Evaluation:
         """Return the recalls and other metrics of both tasks on one ``split`` of pairs; None: on all of them.
 
         The result is a dict, ``result["search"]["r@1"]``; it also has intervals, and writes files.
@@ -764,7 +757,7 @@ class Retriever:
         if not whole and len(dataset.image_rows(str(split))) == 0:
             raise InputError(f"the pairs have no {split} split; choose another.")
         if isinstance(data, PairedDataset):
-            views = encode_views(data if whole else data.subset(str(split)), searcher.encoders, watch=watch)
+            views = encode_views(data if whole else data.subset(str(split)), searcher.encoders)
         else:
             views = replace(data, x=self._join("image", data.x), y=self._join("text", data.y))
         rows = np.arange(views.dataset.n_images) if whole else views.dataset.image_rows(str(split))

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from diptych.cca import Engine, Moments, Projector
 from diptych.cca._description import ModelDescription
 from diptych.cca._projector import split_blocks
 from diptych.cca.selection import holdout_size
-from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
+from diptych.data import PairedDataset, PairedViews, encode_images, encode_texts, join
 from diptych.data._duplicates import find_near_duplicates
 from diptych.data._feature_store import remove_store
 from diptych.report._card import describe_quality
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
 SAMPLED_PAIRS = 256
 """Training pairs that a model remembers, to warn when it is evaluated on them."""
 
-Watch: TypeAlias = Callable[[str, Progress], None]
-"""A function that is called with what is being encoded, and the progress."""
-
 
 @contextmanager
 def measure_seconds(seconds: dict[str, float], name: str) -> Iterator[None]:
@@ -52,21 +48,10 @@ def measure_seconds(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = round(time.perf_counter() - start, 3)
 
 
-@contextmanager
-def _watch_encoding(what: str, watch: Watch | None) -> Iterator[Callable[[Progress], None]]:
-    """Yield a function to call with the progress of encoding: ``watch``, or else one that moves a bar."""
-    if watch is not None:
-        yield partial(watch, what)
-        return
-    with progress_bar(f"encoding {what}") as show:
-        yield lambda progress: show(progress.done / max(1, progress.total))
-
-
 def encode_views(
     dataset: PairedDataset,
     encoders: Encoders,
     folder: str | os.PathLike[str] | None = None,
-    watch: Watch | None = None,
 ) -> PairedViews:
     """Encode both views of pairs; with a ``folder``, interrupted work continues where it stopped."""
     names = encoders.views
@@ -82,10 +67,10 @@ def encode_views(
     what = plural(names.image), plural(names.caption)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder) if folder is not None else Path(scratch)
-        with measure_seconds(seconds, f"encoding {what[0]}"), _watch_encoding(what[0], watch) as progress:
-            images = encode_images(dataset, encoders.image, place / "images", progress=progress)
-        with measure_seconds(seconds, f"encoding {what[1]}"), _watch_encoding(what[1], watch) as progress:
-            texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
+        with measure_seconds(seconds, f"encoding {what[0]}"):
+            images = encode_images(dataset, encoders.image, place / "images")
+        with measure_seconds(seconds, f"encoding {what[1]}"):
+            texts = encode_texts(dataset, encoders.text, place / "texts")
         skipped = images.skipped
         listed = "; diptych check lists all of them" if names.image == "image" else ""
         if not images.ids:
