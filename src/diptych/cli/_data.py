@@ -69,7 +69,9 @@ def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions
     hide_library_bars(run.silent)
     names = read_views(views)
     report = inspect_pairs(table.read(pairs, names), workers=run.threads, verbose=run.bars)
-    run.show({**asdict(report), "ok": report.ok}, _describe_report(report, names))
+    run.show(
+        {**asdict(report), "problems": report.problems, "ok": report.ok}, _describe_report(report, names)
+    )
     if not report.ok:
         raise typer.Exit(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, plural
 from diptych._progress import progress_bar
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
-from diptych.data._readers import read_pairs
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS, EXTENSIONS, UnreadableImage, open_image
 from diptych.encoders._image import open_input
 
@@ -98,9 +96,8 @@ class PairsReport:
 
 
 def inspect_pairs(
-    pairs: PairedDataset | str | os.PathLike[str],
+    pairs: PairedDataset,
     *,
-    images: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     verbose: bool | None = None,
@@ -113,9 +110,7 @@ def inspect_pairs(
     Parameters
     ----------
     pairs
-        The pairs, or a file or folder that ``read_pairs`` reads.
-    images
-        For a file: the folder of the images, where ``path`` does not tell it.
+        The pairs, such as ``read_pairs`` returns.
     workers
         Decoding threads; None: one for each core, 8 at most.
     max_pixels
@@ -128,10 +123,6 @@ def inspect_pairs(
     >>> inspect_pairs(PairedDataset.of([("cat.jpg", ["A cat.", ""]), ("dog.jpg", [])])).problems
     ('1 image without a caption: dog.jpg.', '1 empty caption: cat.jpg#1.')
     """
-    if not isinstance(pairs, PairedDataset):
-        pairs = read_pairs(pairs, images=images)
-    elif images is not None:
-        raise InputError("images= is for a file of pairs; leave it out for pairs that are read already.")
     missing: list[str] = []
     unreadable: list[tuple[str, str]] = []
     rows_by_pixels: dict[str, list[int]] = defaultdict(list)
