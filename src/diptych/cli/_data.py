@@ -14,7 +14,7 @@ from diptych._checks import InputError, ViewNames, count, plural
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, ImageEncoderOptions, TextEncoderOptions
 from diptych.cli._options import ColumnOptions, TableOptions, list_hkse_settings, read_settings, read_views
-from diptych.cli._run import ResumedRun, RunOptions, hide_library_bars, option, refuse_unused
+from diptych.cli._run import RunOptions, option, refuse_unused
 
 if TYPE_CHECKING:
     from diptych.data import FeatureStore, PairsReport, Progress
@@ -68,7 +68,6 @@ def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions
     from diptych._progress import progress_bar
     from diptych.data import inspect_pairs
 
-    hide_library_bars(run.silent)
     names = read_views(views)
     with progress_bar(f"checking {plural(names.image)}", run.bars) as show:
         report = inspect_pairs(
@@ -88,7 +87,7 @@ def encode_images(
     table: TableOptions,
     encoder: ImageEncoderOptions,
     store: StoreOptions,
-    run: ResumedRun,
+    run: RunOptions,
 ) -> None:
     """Encode images into a feature store; interrupted work resumes.
 
@@ -126,7 +125,7 @@ def encode_text(
     encoder: TextEncoderOptions,
     hkse: HkseOptions,
     store: StoreOptions,
-    run: ResumedRun,
+    run: RunOptions,
 ) -> None:
     """Encode captions into a feature store; hkse is fitted on the training captions.
 

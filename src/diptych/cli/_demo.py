@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from diptych._checks import TASKS, InputError
-from diptych.cli._run import RunOptions, make_console, name_program, option
+from diptych.cli._run import RunOptions, align, option, say, shorten
 
 if TYPE_CHECKING:
     from PIL import Image
-    from rich.console import Console
 
     from diptych.cli._comparison import TestedModel
     from diptych.data import PairedDataset, PairedViews
@@ -35,30 +38,33 @@ def demo(
     from diptych.retrieval import Retriever
     from diptych.scenes import make_scenes
 
-    console, start = make_console(), time.perf_counter()
-    console.quiet = run.silent
+    start = time.perf_counter()
+    tell: Callable[[str], None] = (lambda line: None) if run.silent else say
     _check_out(out)
     pairs = make_scenes(number, random_state=0).write(out / "scenes")
     retriever = Retriever("pyramid", HKSE(word_features=600, sentence_features=600), AWCCA())
     views = retriever.encode(pairs)
-    console.print(
+    tell(
         f"Drew {number} images with five captions each; encoded an image as {views.x.shape[1]} numbers "
         f"and a caption as {views.y.shape[1]} ({time.perf_counter() - start:.1f} s)."
     )
     best = Retriever("pyramid", retriever.encoders.hkse, preset="best")
-    models = _compare(console, views, best)
+    models = _fit_models(views, best)
+    for line in _describe_models(models):
+        tell(line)
     retriever.fit(views).save(out / "model")
     best.save(out / "best")
     queries = _choose_queries(pairs)
-    _print_hits(console, best, pairs, queries)
+    for line in _describe_hits(best, pairs, queries):
+        tell(line)
     program, model = name_program(), shlex.quote(str(out / "best"))
     commands = [f"{program} serve {model}", f"{program} search {model} {shlex.quote(queries[0])}"]
     outcome = _write_report(retriever, best, models, pairs, commands, out / "report.html")
     seconds = time.perf_counter() - start
-    console.print(f"The models are {out / 'model'} and {out / 'best'}; {outcome}.")
-    console.print(f"All in {seconds:.0f} s. Next:")
+    tell(f"The models are {out / 'model'} and {out / 'best'}; {outcome}.")
+    tell(f"All in {seconds:.0f} s. Next:")
     for command in commands:
-        console.print(f"  {command}")
+        tell(f"  {command}")
     scores = {model.name: {task: model.scores(task) for task in TASKS} for model in models}
     content = {"model": str(out / "model"), "best": str(out / "best"), "seconds": round(seconds, 1)}
     run.show(content | {"test": scores})
@@ -81,16 +87,9 @@ def _check_out(out: Path) -> None:
             raise InputError(f"{path} exists, and no demo wrote it; move it away, or choose another --out.")
 
 
-def _compare(console: Console, views: PairedViews, best: Retriever) -> list[TestedModel]:
-    from rich.table import Table
-
-    from diptych.cli._comparison import (
-        FILTERS,
-        best_model,
-        compare_weightings,
-        evaluate_filter,
-        evaluate_fusion,
-    )
+def _fit_models(views: PairedViews, best: Retriever) -> list[TestedModel]:
+    """Fit every model of the comparison, the last one as the retriever ``best``."""
+    from diptych.cli._comparison import FILTERS, compare_weightings, evaluate_filter, evaluate_fusion
     from diptych.fusion import Fusion
 
     models = [*compare_weightings(views), *(evaluate_filter(views, name) for name in FILTERS)]
@@ -98,22 +97,23 @@ def _compare(console: Console, views: PairedViews, best: Retriever) -> list[Test
     fusion = best.fit(views).fitted.model
     assert isinstance(fusion, Fusion)
     models.append(evaluate_fusion(fusion, views, 'preset "best"', time.perf_counter() - start))
-    title = f"{len(views.split('test')[0])} test images, regularisation selected on validation"
-    table = Table(title=title, title_justify="left")
-    table.add_column("model")
-    for task in TASKS:
-        table.add_column(f"{task} r@1", justify="right")
-        table.add_column("r@10", justify="right")
-    table.add_column("seconds", justify="right")
+    return models
+
+
+def _describe_models(models: list[TestedModel]) -> Iterator[str]:
+    from diptych.cli._comparison import best_model
+
+    n_images = len(models[0].ranks["annotate"])
+    yield f"{n_images} test images, regularisation selected on validation:"
+    rows = [["model", *(f"{task} {metric}" for task in TASKS for metric in ("r@1", "r@10")), "seconds"]]
     for model in models:
         cells = [f"{model.scores(task)[metric]:.1f}" for task in TASKS for metric in ("r@1", "r@10")]
-        table.add_row(model.name, *cells, f"{model.seconds:.1f}")
-    console.print(table)
-    console.print(
+        rows.append([model.name, *cells, f"{model.seconds:.1f}"])
+    yield from align(rows, slice(1, None))
+    yield (
         f"Best here by mean r@1: {best_model(models).name}. Drawn scenes are not photographs: the README has "
         "the order on Flickr8k."
     )
-    return models
 
 
 def _is_test(item: Item) -> bool:
@@ -126,20 +126,19 @@ def _choose_queries(pairs: PairedDataset) -> list[str]:
     return [max((test.captions[at] for at in test.caption_rows([row])), key=len) for row in range(3)]
 
 
-def _print_hits(console: Console, retriever: Retriever, pairs: PairedDataset, queries: list[str]) -> None:
+def _describe_hits(retriever: Retriever, pairs: PairedDataset, queries: list[str]) -> Iterator[str]:
     """Search with captions of the first images of the test split, and annotate these images."""
     test = pairs.subset("test")
     assert test.paths is not None
-    for name, query, hits in zip(
-        test.image_ids, queries, retriever.search(queries, 10, where=_is_test), strict=False
-    ):
+    results = retriever.search(queries, 10, where=_is_test)
+    for name, query, hits in zip(test.image_ids, queries, results, strict=False):
         rank = next((at for at, hit in enumerate(hits, 1) if hit.id == name), None)
         where = "first" if rank == 1 else f"number {rank}" if rank else "not among the first ten"
-        console.print(f"search {query!r}: {hits[0].id}; the image of this caption is {where}")
+        yield f"search {query!r}: {hits[0].id}; the image of this caption is {where}"
     images = list(test.paths[: len(queries)])
     for name, hits in zip(test.image_ids, retriever.annotate(images, 1, where=_is_test), strict=False):
         right = "one of its captions" if hits[0].item.image == name else f"a caption of {hits[0].item.image}"
-        console.print(f"annotate {name}: {hits[0].text!r}, {right}")
+        yield f"annotate {name}: {hits[0].text!r}, {right}"
 
 
 def _write_report(
@@ -180,3 +179,13 @@ def _write_report(
     with replace_file(file) as staged:
         staged.write_text(content, "utf-8")
     return f"the report is {file}"
+
+
+def name_program() -> str:
+    """Return what to write for ``diptych`` in a command to be pasted into the shell that runs this one."""
+    program = Path(sys.executable).with_name("diptych.exe" if os.name == "nt" else "diptych")
+    if not program.is_file():
+        return f"{shlex.quote(shorten(sys.executable))} -m diptych"
+    on_path = shutil.which("diptych")
+    is_same = on_path is not None and os.path.realpath(on_path) == os.path.realpath(program)
+    return "diptych" if is_same else shlex.quote(shorten(os.fspath(program)))

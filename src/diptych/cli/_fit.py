@@ -14,20 +14,10 @@ from diptych._checks import InputError, ViewNames, check_choice, check_task, cou
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, EncoderOptions, LoadOptions
 from diptych.cli._options import TableOptions, list_hkse_settings, open_engine, read_settings, read_views
-from diptych.cli._run import (
-    ResumedRun,
-    RunOptions,
-    hide_library_bars,
-    option,
-    print_table,
-    refuse_settings,
-    refuse_unused,
-    run_option,
-)
+from diptych.cli._run import RunOptions, align, option, refuse_settings, refuse_unused, run_option
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
-    from diptych.data import PairedDataset
     from diptych.fusion import Fusion
     from diptych.retrieval import Evaluation
 
@@ -121,7 +111,7 @@ def fit(
         str | None, run_option("Sum the training pairs on Dask: a scheduler's address, or local.")
     ] = None,
     device: Device = "cpu",
-    run: ResumedRun,
+    run: RunOptions,
 ) -> None:
     """Fit a searchable model on pairs, or on features of both views, and measure it.
 
@@ -146,15 +136,12 @@ def fit(
     if dask is not None and settings["model"].get("solver") == "svd":
         raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
     check_writable(out, KIND)
-    hide_library_bars(run.silent)
     data = table.open(source, texts, pairs, read_views(views), metadata)
     is_raw = isinstance(data, PairedDataset)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     if "validation_fraction" in settings["model"] and "val" in dataset.split_sizes():
         refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
     encoders = _choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
-    if not _draws(settings["model"], model.preset, encoders.text_encoder, dataset):
-        refuse_unused(model, ("random_state",), "here, where nothing is drawn at random")
     seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
     retriever = Retriever(
         encoders.open_image_encoder() or ("auto" if is_raw else None),
@@ -201,19 +188,6 @@ def _choose_text_encoder(
     return replace(encoders, text_encoder=names)
 
 
-def _draws(
-    settings: dict[str, Any], preset: str | None, text_encoders: list[str] | None, dataset: PairedDataset
-) -> bool:
-    """Return whether a fit draws anything at random: features of hkse, pairs to hold out, or batches."""
-    from diptych.retrieval._recommended import default_encoder
-
-    uses_hkse = "hkse" in (text_encoders or ())
-    uses_hkse |= text_encoders == ["auto"] and default_encoder("text") is None
-    selects = settings.get("params") is None or settings.get("n_components") == "auto"
-    holds_out = selects and "val" not in dataset.split_sizes()
-    return uses_hkse or holds_out or preset is not None or bool(settings.get("polish"))
-
-
 def _describe_fit(info: dict[str, Any]) -> Iterator[str]:
     """Say in words what was learned, how good it is, and where the time went."""
     from diptych.report._card import describe_fit
@@ -251,15 +225,17 @@ class FileOptions:
 
     def write(self, result: Evaluation) -> list[Path]:
         """Write the files that were asked for, and return their names."""
-        if self.csv is not None:
-            result.write_csv(self.csv)
-        if self.latex is not None:
-            result.write_latex(self.latex)
-        if self.run is not None:
-            result.write_run(self.run, task=self.task, depth=self.depth)
-        if self.qrels is not None:
-            result.write_qrels(self.qrels, task=self.task)
-        return [file for file in (self.csv, self.latex, self.run, self.qrels) if file is not None]
+        written = []
+        for file, write in (
+            (self.csv, result.write_csv),
+            (self.latex, result.write_latex),
+            (self.run, partial(result.write_run, task=self.task, depth=self.depth)),
+            (self.qrels, partial(result.write_qrels, task=self.task)),
+        ):
+            if file is not None:
+                write(file)
+                written.append(file)
+        return written
 
 
 def evaluate(
@@ -304,7 +280,6 @@ def evaluate(
     if how.quiet and not how.as_json:
         return
     intervals = result.intervals()
-    if not how.as_json:
-        rows = ([title, *result.cells(metric, intervals)] for metric, title in TITLES.items())
-        print_table(name, ["metric", *result], rows)
-    how.show({name: result, "intervals": intervals}, [f"wrote {file}" for file in written])
+    rows = [[title, *result.cells(metric, intervals)] for metric, title in TITLES.items()]
+    lines = [*align([[name, *result], *rows], slice(1, None)), *(f"wrote {file}" for file in written)]
+    how.show({name: result, "intervals": intervals}, lines)

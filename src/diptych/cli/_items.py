@@ -16,10 +16,9 @@ from diptych.cli._options import TableOptions
 from diptych.cli._run import (
     RECALLS,
     RunOptions,
+    align,
     exit_if_unreadable,
-    hide_library_bars,
     option,
-    print_table,
     refuse_settings,
     refuse_unused,
     shorten,
@@ -38,12 +37,6 @@ _CORRELATIONS = {
 }
 
 Repository = Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: user/name.")]
-
-
-class PushOptions(RunOptions):
-    """How ``push`` runs."""
-
-    interrupted = "the repository may be incomplete; run the same command again"
 
 
 def add(
@@ -167,10 +160,6 @@ def info(model: opt.Model, *, run: RunOptions) -> None:
     content = Retriever.load(model, mmap=True).info()
     _check_files(model)
     run.show(content, _describe_model(content, model))
-    if not run.silent:
-        for part, scores in content["facts"].get("metrics", {}).items():
-            rows = ([task, *(f"{values[name]:.1f}" for name in RECALLS)] for task, values in scores.items())
-            print_table(part, ["task", *RECALLS.values()], rows)
 
 
 def export(
@@ -202,7 +191,7 @@ def push(
         bool, option("Publish what others need to refit the model.", "--keep-features")
     ] = False,
     *,
-    run: PushOptions,
+    run: RunOptions,
 ) -> None:
     """Publish a model on the Hugging Face Hub.
 
@@ -213,7 +202,6 @@ def push(
     """
     from diptych.retrieval import Retriever
 
-    hide_library_bars(run.silent)
     url = Retriever.load(model).push_to_hub(
         repo,
         private=private or None,
@@ -249,7 +237,6 @@ def pull(
     from diptych.retrieval import Retriever
     from diptych.retrieval._folder import KIND
 
-    hide_library_bars(run.silent)
     check_writable(out, KIND)
     options: dict[str, Any] = {"revision": revision, "images": images, "max_gigabytes": max_gigabytes}
     retriever = Retriever.from_pretrained(repo, **options)
@@ -294,6 +281,9 @@ def _describe_model(content: dict[str, Any], model: Path) -> Iterator[str]:
     if "quality" in facts:
         yield facts["quality"]
     yield describe_probabilities(content["calibration"])
+    for split, scores in facts.get("metrics", {}).items():
+        rows = [[task, *(f"{values[name]:.1f}" for name in RECALLS)] for task, values in scores.items()]
+        yield from align([[split, *RECALLS.values()], *rows], slice(1, None))
 
 
 def _describe_tasks(content: dict[str, Any]) -> Iterator[str]:

@@ -18,8 +18,6 @@ from diptych.cli._encoders import encoder_option
 from diptych.cli._run import option, run_option
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from diptych.data import PairedDataset, PairedViews
 
 data_option = partial(option, panel="Data")
@@ -112,12 +110,8 @@ class TableOptions(ColumnOptions):
                 f"{source} has {len(x)} rows and {texts} has {len(y)}; say which belong together with "
                 "--pairs."
             )
-        pairing = _read_pairing(pairs, len(y))
-        if len(pairing) and int(pairing.max()) >= len(x):
-            last = int(pairing.max())
-            raise InputError(f"{pairs} names row {last}, but {source} has rows 0 to {len(x) - 1}.")
-        ids = tuple(str(i) for i in range(len(x)))
-        dataset = PairedDataset(ids, ("",) * len(y), pairing, views=views)
+        pairing: Any = range(len(y)) if pairs is None else _read_pairing(pairs, len(y))
+        dataset = PairedDataset(tuple(map(str, range(len(x)))), ("",) * len(y), pairing, views=views)
         return PairedViews(dataset, x, y, encoders=(_read_encoder(source), _read_encoder(texts)))
 
 
@@ -212,17 +206,13 @@ def _read_encoder(path: Path) -> str:
     return FeatureStore.open(path).job.encoder if path.is_dir() else ""
 
 
-def _read_pairing(path: Path | None, n: int) -> np.ndarray[Any, Any]:
-    """Return the row of the first view for each of ``n`` texts; without a file, row to row."""
-    import numpy as np
-
+def _read_pairing(path: Path, n: int) -> Any:
+    """Return the row of the first view for each of ``n`` texts."""
     from diptych._persistence import map_npy
 
-    if path is None:
-        return np.arange(n)
     pairing = map_npy(path)
-    if pairing.shape != (n,) or pairing.dtype.kind not in "iu" or (n and pairing.min() < 0):
+    if pairing.shape != (n,) or pairing.dtype.kind not in "iu":
         raise InputError(
             f"{path} holds {pairing.dtype}{list(pairing.shape)}; expected {n} row numbers, one for each text."
         )
-    return pairing.astype(np.int64)
+    return pairing
