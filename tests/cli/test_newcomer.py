@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -85,30 +84,6 @@ class TestABareNetwork:
         for line in lines:
             words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)]
             diptych(place, *words[1:])
-
-    def test_the_server_answers_a_picture(self, notes, place):
-        command = [
-            sys.executable,
-            "-u",
-            "-m",
-            *["diptych", "serve", "model", "--port", "0", "--no-browser", "-q"],
-        ]
-        with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                url = next(m[1] for line in server.stdout if (m := re.search(r"Open (http\S+)", line)))
-                assert b"<html" in urllib.request.urlopen(url, timeout=60).read()
-                body = b"".join((
-                    b'--limit\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n',
-                    b"Content-Type: image/jpeg\r\n\r\n",
-                    (place / "photo.jpg").read_bytes(),
-                    b"\r\n--limit--\r\n",
-                ))  # fmt: skip
-                header = {"Content-Type": "multipart/form-data; boundary=limit"}
-                asked = urllib.request.Request(f"{url}v1/annotate", body, header)
-                hits = json.loads(urllib.request.urlopen(asked, timeout=60).read())
-                assert hits
-            finally:
-                server.terminate()
 
     def test_python_needs_no_encoder_either(self, notes, place):
         from diptych import Retriever

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,46 +69,6 @@ def test_fit_from_the_command_line_is_fit_in_python(place, tolerance):
     # Chance finds one in six; the model knows its own pairs.
     with pytest.warns(DataWarning, match="training pairs of this model"):
         assert saved.evaluate(pairs, None)["search"]["r@10"] > 50
-
-
-def test_search_and_annotate_from_the_command_line(place, tolerance):
-    retriever = Retriever.load(place.model)
-    answer = run_json("search", place.model, QUERY, "-k", 5)["answers"][0]
-    hits = retriever.search(QUERY, k=5)
-    assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in hits]
-    answer = run_json("annotate", place.model, place.photos / hits[0].id, "-k", 3)["answers"][0]
-    expected = retriever.annotate(place.photos / hits[0].id, k=3)
-    assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in expected]
-
-
-def test_new_pairs_are_added_and_learned(place, tmp_path, tolerance):
-    shutil.copytree(place.model, tmp_path / "model")
-    retriever = Retriever.load(tmp_path / "model")
-    known = {hit.id for hit in retriever.search(QUERY, k=60)}
-    new = next(path for path in sorted(place.photos.iterdir()) if path.name not in known)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # far from so few training pairs, perhaps
-        retriever.add([new], ["a photograph of something new"], ids=["new"])
-        retriever.refit()
-    retriever.save(tmp_path / "model")
-    again = Retriever.load(tmp_path / "model")
-    assert_same_hits(again.search(QUERY, k=10), retriever.search(QUERY, k=10), tolerance)
-    assert "new" in [hit.id for hit in again.search("a photograph of something new", k=10)]
-
-
-def test_a_server_answers_as_the_retriever(place):
-    testclient = pytest.importorskip("starlette.testclient")
-    from diptych.service import create_app
-
-    retriever = Retriever.load(place.model)
-    with testclient.TestClient(create_app(place.model, threads=1), "http://127.0.0.1") as client:
-        hits = retriever.search(QUERY, k=5)
-        answer = client.post("/v1/search", json={"text": QUERY, "k": 5}).json()["results"][0]["hits"]
-        assert [hit["id"] for hit in answer] == [hit.id for hit in hits]
-        with open(place.photos / hits[0].id, "rb") as file:
-            answer = client.post("/v1/annotate", files={"image": file}, data={"k": "3"}).json()
-        expected = retriever.annotate(place.photos / hits[0].id, k=3)
-        assert [hit["id"] for hit in answer["results"][0]["hits"]] == [hit.id for hit in expected]
 
 
 def test_encoders_that_move_with_the_model_are_found(place, tolerance):
