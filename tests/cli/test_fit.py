@@ -93,7 +93,7 @@ def test_the_table_says_what_was_selected_and_where_the_time_went(files):
         "There, the right image came first for",
         "diptych info m says more",
         " grid, exact)",
-        ", models ",
+        " models ",
         "of the exact ten best",
     ):
         assert words in result.stdout

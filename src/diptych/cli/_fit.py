@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from diptych._checks import InputError, ViewNames, check_choice, check_task, count
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, EncoderOptions, LoadOptions
-from diptych.cli._options import TableOptions, list_hkse_settings, open_engine, read_settings, read_views
+from diptych.cli._options import (
+    MetadataOptions,
+    SourceOptions,
+    list_hkse_settings,
+    open_engine,
+    read_settings,
+    read_views,
+)
 from diptych.cli._run import RunOptions, align, option, refuse_settings, refuse_unused, run_option
 
 if TYPE_CHECKING:
@@ -98,9 +105,7 @@ def fit(
     texts: opt.Texts = None,
     *,
     out: Annotated[Path, option("Folder to write the model to.", "--out", "-o")],
-    pairs: opt.Pairs = None,
-    table: TableOptions,
-    metadata: opt.Metadata = None,
+    table: MetadataOptions,
     views: opt.Views = opt.VIEWS,
     encoders: EncoderOptions,
     vectors: opt.Vectors = None,
@@ -136,7 +141,7 @@ def fit(
     if dask is not None and settings["model"].get("solver") == "svd":
         raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
     check_writable(out, KIND)
-    data = table.open(source, texts, pairs, read_views(views), metadata)
+    data = table.open(source, texts, read_views(views))
     is_raw = isinstance(data, PairedDataset)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     if "validation_fraction" in settings["model"] and "val" in dataset.split_sizes():
@@ -245,9 +250,8 @@ def evaluate(
     split: Annotated[
         str | None, option("Split of the pairs: train, val, test or all. Default: test, or all if not split.")
     ] = None,
-    pairs: opt.Pairs = None,
     *,
-    table: TableOptions,
+    table: SourceOptions,
     encoders: LoadOptions,
     files: FileOptions,
     how: RunOptions,
@@ -266,7 +270,7 @@ def evaluate(
         check_choice(split, ("train", "val", "test", "all"), "split")
     files.check()
     retriever = encoders.load(model)
-    data = table.open(source, texts, pairs, retriever.views)
+    data = table.open(source, texts, retriever.views)
     is_raw = isinstance(data, PairedDataset)
     has_splits = (data if isinstance(data, PairedDataset) else data.dataset).splits is not None
     if split not in (None, "all") and not has_splits:

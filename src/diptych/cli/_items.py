@@ -12,14 +12,13 @@ import typer
 from diptych._checks import InputError, ViewNames, count, plural, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
-from diptych.cli._options import TableOptions
+from diptych.cli._options import MetadataOptions
 from diptych.cli._run import (
     RECALLS,
     RunOptions,
     align,
     exit_if_unreadable,
     option,
-    refuse_settings,
     refuse_unused,
     shorten,
     split_readable,
@@ -46,10 +45,8 @@ def add(
         typer.Argument(metavar="SOURCE...", help="Image files, pairs, or two files of features."),
     ],
     refit: Annotated[bool, option("Fit again, with the pairs added.", "--refit")] = False,
-    pairs: opt.Pairs = None,
-    metadata: opt.Metadata = None,
     *,
-    table: TableOptions,
+    table: MetadataOptions,
     encoders: LoadOptions,
     run: RunOptions,
 ) -> None:
@@ -66,7 +63,6 @@ def add(
     unreadable: dict[str, str] = {}
     if _are_items(sources, inputs):
         reason = f"on {plural(names.image)}, which have no {plural(names.caption)}"
-        refuse_settings(["--pairs"] * (pairs is not None) + ["--metadata"] * (metadata is not None), reason)
         refuse_unused(table, vars(table), reason)
         encoders.refuse("text", reason)
         if refit:
@@ -84,7 +80,7 @@ def add(
         if len(sources) == 1 and not _are_pairs(sources[0]) and retriever.encoders.image is None:
             raise retriever.encoders.missing("image")
         source, *texts = map(Path, sources)
-        data = table.open(source, texts[0] if texts else None, pairs, names, metadata)
+        data = table.open(source, texts[0] if texts else None, names)
         if isinstance(data, PairedDataset) and inputs != "texts":
             if data.paths is None:
                 raise InputError(
