@@ -15,6 +15,7 @@ from diptych.cca._polish import Polish
 from diptych.encoders import tokenize
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
+from saved_files import edit_config, files_of
 
 
 @pytest.fixture(scope="module")
@@ -504,3 +505,11 @@ def test_info_notices_every_damaged_file_that_load_refuses(place):
         assert f"{file.name} is not as it was written" in refused("info", "damaged")
         shutil.rmtree(place / "damaged")
     assert run("info", "model").exit_code == 0
+
+
+def test_a_damaged_description_is_refused_where_it_is_read(place):
+    model = json.loads((files_of(place / "model") / "config.json").read_bytes())["model"]
+    description = {**model["description"], "components": {"search": 4}}
+    edit_config(place / "model", model={**model, "description": description})
+    assert "the description of the model lacks one of the tasks" in refused("info", "model")
+    assert run("search", "model", "a red star").exit_code == 0
