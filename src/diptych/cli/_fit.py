@@ -25,6 +25,7 @@ from diptych.cli._run import RunOptions, align, option, refuse_settings, refuse_
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
+    from diptych.data import PairedDataset
     from diptych.fusion import Fusion
     from diptych.retrieval import Evaluation
 
@@ -33,6 +34,9 @@ model_option, index_option, file_option = (
 )
 
 Settings = dict[str, dict[str, Any]]
+
+NOT_SETTINGS = ("preset", "blocks", "parts", "verbose")
+"""Parameters of models that a file does not set."""
 
 
 @dataclass(frozen=True)
@@ -64,40 +68,26 @@ class ModelOptions:
     ] = None
     random_state: opt.RandomState = None
 
-    def read(self) -> Settings:
-        """Return the settings of the model, of hkse and of the retriever, from options and the file."""
-        names = ("filter", "metric", "polish", "random_state")
-        flags = {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
-        if self.preset is not None:
-            refuse_unused(self, ("filter", "metric"), f"with --preset {self.preset}")
-            refuse_unused(self, ("polish",), f"with --preset {self.preset}; preset best polishes already")
-        allowed = {"model": self._list_settings(), "hkse": list_hkse_settings()}
-        settings = read_settings(self.config, flags, **allowed, retriever=("keep_features",))
-        return {**settings, "model": flags | settings["model"]}
-
-    def _list_settings(self) -> list[str]:
-        """Return the parameters that ``[model]`` may set: those of AWCCA, or of Fusion for a preset."""
+    def make(self, verbose: bool | None) -> tuple[AWCCA | Fusion, Settings]:
+        """Return the model to fit, and the settings of model, hkse and retriever, options included."""
         from diptych.cca import AWCCA
         from diptych.fusion import PRESETS, Fusion
 
+        flags = {name: getattr(self, name) for name in ("filter", "metric", "polish", "random_state")}
+        flags = {name: value for name, value in flags.items() if value not in (None, False)}
         if self.preset is None:
-            return [name for name in AWCCA().get_params() if name != "verbose"]
-        names = Fusion(check_choice(self.preset, tuple(PRESETS), "preset")).get_params()
-        return [name for name in names if name not in ("preset", "blocks", "parts", "verbose")]
-
-    def make(self, settings: dict[str, Any], verbose: bool | None) -> AWCCA | Fusion:
-        """Return the model to fit."""
-        from diptych.cca import AWCCA
-        from diptych.fusion import Fusion
-
-        if self.preset is not None:
-            return Fusion(self.preset, **settings, verbose=verbose)
-        if settings.get("params") is not None:
-            unused = {"grid", "path_metrics", "validation_fraction"} & set(settings)
-            if settings.get("n_components") == "auto":  # which is selected
-                unused.discard("validation_fraction")
-            refuse_settings(sorted(unused), "with params, which leave nothing to select")
-        return AWCCA(**settings, verbose=verbose)
+            model: AWCCA | Fusion = AWCCA()
+        else:
+            model = Fusion(check_choice(self.preset, tuple(PRESETS), "preset"))
+            refuse_unused(self, ("filter", "metric"), f"with --preset {self.preset}")
+            refuse_unused(self, ("polish",), f"with --preset {self.preset}; preset best polishes already")
+        allowed = [name for name in model.get_params() if name not in NOT_SETTINGS]
+        settings = read_settings(
+            self.config, flags, model=allowed, hkse=list_hkse_settings(), retriever=("keep_features",)
+        )
+        settings["model"] |= flags
+        model.set_params(**settings["model"], verbose=verbose)
+        return model, settings
 
 
 def fit(
@@ -135,8 +125,7 @@ def fit(
     from diptych.retrieval._folder import KIND
 
     start = time.perf_counter()
-    settings = model.read()
-    estimator = model.make(settings["model"], False if run.silent else None)
+    estimator, settings = model.make(run.bars)
     estimator.check_parameters()
     if dask is not None and settings["model"].get("solver") == "svd":
         raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
@@ -144,8 +133,7 @@ def fit(
     data = table.open(source, texts, read_views(views))
     is_raw = isinstance(data, PairedDataset)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
-    if "validation_fraction" in settings["model"] and "val" in dataset.split_sizes():
-        refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
+    _refuse_selection(settings["model"], dataset)
     encoders = _choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
     seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
     retriever = Retriever(
@@ -160,9 +148,7 @@ def fit(
     )
     work, checkpoint = (out.absolute().with_name(f".{out.name}.{kind}") for kind in ("features", "sum"))
     with open_engine(dask) as engine:
-        if isinstance(data, PairedDataset):
-            data = retriever.encode(data, features=work)
-        retriever.fit(data, engine=engine, checkpoint=checkpoint)
+        retriever.fit(data, features=work if is_raw else None, engine=engine, checkpoint=checkpoint)
     retriever.save(out)
     if is_raw:
         for name in ("images", "texts"):
@@ -171,6 +157,17 @@ def fit(
             work.rmdir()
     info = retriever.info() | {"model": str(out), "seconds": round(time.perf_counter() - start, 1)}
     run.show(info, _describe_fit(info))
+
+
+def _refuse_selection(settings: dict[str, Any], dataset: PairedDataset) -> None:
+    """Refuse settings of a selection that does not take place, or not on held-out training pairs."""
+    if settings.get("params") is not None:
+        unused = {"grid", "path_metrics", "validation_fraction"} & set(settings)
+        if settings.get("n_components") == "auto":  # which is selected
+            unused.discard("validation_fraction")
+        refuse_settings(sorted(unused), "with params, which leave nothing to select")
+    if "validation_fraction" in settings and "val" in dataset.split_sizes():
+        refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
 
 
 def _choose_text_encoder(
