@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -84,38 +83,3 @@ class TestABareNetwork:
         for line in lines:
             words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)]
             diptych(place, *words[1:])
-
-    def test_python_needs_no_encoder_either(self, notes, place):
-        from diptych import Retriever
-
-        retriever = Retriever.load(place / "model")
-        assert retriever.annotate(place / "photo.jpg", k=1)[0].text
-        moved = Path(shutil.copytree(place / "model", place / "moved"))
-        assert Retriever.load(moved).annotate(place / "photo.jpg", k=1)[0].text
-        shutil.rmtree(moved)
-
-    def test_a_network_that_changed_is_not_opened(self, notes, place):
-        network = place / "resnet50.onnx"
-        whole = network.read_bytes()
-        command = [sys.executable, "-m", "diptych", "annotate", "model", "photo.jpg"]
-        try:
-            for content, words in (
-                (whole + b"\x28\x07", "has changed"),  # another model_version
-                (whole[:-1], "could not be loaded"),
-                (None, "does not exist any more"),
-            ):
-                network.unlink()
-                if content is not None:
-                    network.write_bytes(content)
-                done = subprocess.run(command, cwd=place, capture_output=True, text=True)
-                assert done.returncode == 2
-                assert words in done.stderr
-                assert "--image-encoder" in done.stderr
-                assert len(done.stderr.splitlines()) == 1
-            elsewhere = place / "elsewhere"
-            elsewhere.mkdir()
-            (elsewhere / "network.onnx").write_bytes(whole)
-            # Where the file has gone is all that has to be said; the recipe is remembered.
-            diptych(place, "annotate", "model", "photo.jpg", "--image-encoder", "elsewhere/network.onnx")
-        finally:
-            network.write_bytes(whole)

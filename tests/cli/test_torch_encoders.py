@@ -1,15 +1,14 @@
 """Flickr8k photos through a network of timm and captions through MiniLM: fit, save, load, search, serve."""
 
 import csv
-import json
 import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from commands import config, refused, run, run_json
-from diptych import AWCCA, InputError, Retriever
+from commands import config, run_json
+from diptych import AWCCA, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
 from diptych.encoders import timm_encoder
@@ -82,36 +81,3 @@ def test_encoders_that_move_with_the_model_are_found(place, tolerance):
         assert_same_hits(retriever.annotate(photo, k=5), captions, tolerance)
     finally:
         moved.rename(place.folder)
-
-
-def test_encoders_that_changed_are_not_opened(place, minilm):
-    pooling, weights = (
-        place.folder / "minilm" / "1_Pooling" / "config.json",
-        place.folder / "network.safetensors",
-    )
-    kept = {path: path.read_bytes() for path in (pooling, weights)}
-    photo = next(place.photos.iterdir())
-    try:
-        settings = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-        pooling.write_text(json.dumps({**json.loads(kept[pooling]), **settings}))
-        with pytest.raises(InputError, match=r"minilm has changed \(its digest differs\); give it with"):
-            Retriever.load(place.model).search(QUERY)
-        assert "its digest differs" in refused("search", place.model, QUERY)
-        assert "made with" in refused("search", place.model, QUERY, "--text-encoder", place.folder / "minilm")
-        # The same model at another place is the same encoder.
-        assert run("search", place.model, QUERY, "--text-encoder", minilm).exit_code == 0
-        weights.write_bytes(kept[weights][:-4] + b"\0\0\0\0")
-        with pytest.raises(InputError, match="network.safetensors has changed"):
-            Retriever.load(place.model).annotate(photo)
-        weights.unlink()
-        with pytest.raises(InputError, match="network.safetensors does not exist any more"):
-            Retriever.load(place.model).annotate(photo)
-    finally:
-        for path, content in kept.items():
-            path.write_bytes(content)
-    gone = (place.folder / "minilm").rename(place.folder / "gone")
-    try:
-        with pytest.raises(InputError, match="minilm does not exist any more; give it with --text-encoder"):
-            Retriever.load(place.model).search(QUERY)
-    finally:
-        gone.rename(place.folder / "minilm")
