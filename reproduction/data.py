@@ -107,35 +107,17 @@ class MissingData(NamedTuple):
 
 @dataclass(eq=False)
 class PaperData:
-    """Everything that the experiments use.
-
-    Attributes
-    ----------
-    name, title, protocols
-        Of the dataset.
-    dataset
-        The pairs.
-    images, texts
-        Features, those nearest to the paper's first.
-    read_vectors
-        Returns word vectors, read for all captions or learned from the training captions.
-    vectors_origin
-        Where the word vectors come from, for the report.
-    load_image
-        Returns the image of a row, or None if there is no file.
-    files
-        What each file is used for.
-    """
+    """Everything that the experiments use."""
 
     name: str
     title: str
     protocols: tuple[str, ...]
     dataset: PairedDataset
-    images: list[StoredFeatures]
+    images: list[StoredFeatures]  # those nearest to the paper's first, as the texts
     texts: list[StoredFeatures]
     read_vectors: ReadVectors
-    vectors_origin: str
-    load_image: Callable[[int], Image.Image | None]
+    vectors_origin: str  # for the report
+    load_image: Callable[[int], Image.Image | None]  # of a row; None if there is no file
     files: list[DataFile]
 
     def missing(self) -> list[MissingData]:
@@ -171,24 +153,12 @@ def find_data(
     features: Sequence[str] = (),
     quick: bool = False,
 ) -> PaperData:
-    """Find the pairs, features, word vectors and images of a dataset.
+    """Find the pairs, features, word vectors and images of a dataset, or of a protocol.
 
-    Parameters
-    ----------
-    name
-        ``"flickr8k"``, ``"flickr30k"``, ``"coco"``, ``"scenes"``, or the name of a protocol.
-    folder
-        Contains the split file and features, or a folder of the dataset's name that does; not needed for
-        scenes, which are drawn.
-    vectors, images
-        Word vectors and the folder of image files, if they are elsewhere.
-    features
-        The user's own features, each as NAME=PATH, with rows in the order of the split file.
-    quick
-        Draw fewer scenes.
+    ``folder`` contains the split file and features, or a folder of the dataset's name that does; scenes are
+    drawn, fewer if ``quick``. Word ``vectors`` and ``images`` may be elsewhere. ``features`` are the user's
+    own, each as NAME=PATH, with rows in the order of the split file.
 
-    Examples
-    --------
     >>> data = find_data("scenes", quick=True)
     >>> data.dataset.n_images, [features.name for features in data.images]
     (500, ['pyramid'])

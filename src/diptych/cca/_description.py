@@ -77,8 +77,8 @@ class ModelDescription(Schema, frozen=True):
     theory: str | None = None
     path: Path | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what lacks a task."""
+    def check(self) -> ModelDescription:
+        """Return it, or refuse what lacks a task. A search does not read it, so loading does not check it."""
         by_task = (self.filters, self.components, self.epochs, self.correlations, self.spectrum, self.parts)
         if not self.filters or any(
             part and set(part) != set(TASKS) for part in (*by_task, self.corrections, self.best)
@@ -87,6 +87,7 @@ class ModelDescription(Schema, frozen=True):
         if self.spectrum and any(len(pair) != 2 for pair in self.filters.values()):
             raise InputError("the description of the model lacks the filter of a view")
         check_path(self.path)
+        return self
 
     @property
     def title(self) -> str:

@@ -13,7 +13,7 @@ from diptych._checks import InputError, ViewNames, count, plural
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, ImageEncoderOptions, TextEncoderOptions
 from diptych.cli._options import ColumnOptions, TableOptions, list_hkse_settings, read_settings, read_views
-from diptych.cli._run import ResumedRun, RunOptions, hide_library_bars, option, refuse_unused
+from diptych.cli._run import RunOptions, option, refuse_unused
 
 if TYPE_CHECKING:
     from diptych.data import FeatureStore, PairsReport
@@ -66,7 +66,6 @@ def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions
     """
     from diptych.data import inspect_pairs
 
-    hide_library_bars(run.silent)
     names = read_views(views)
     report = inspect_pairs(table.read(pairs, names), workers=run.threads, verbose=run.bars)
     run.show(
@@ -83,7 +82,7 @@ def encode_images(
     table: TableOptions,
     encoder: ImageEncoderOptions,
     store: StoreOptions,
-    run: ResumedRun,
+    run: RunOptions,
 ) -> None:
     """Encode images into a feature store; interrupted work resumes.
 
@@ -120,7 +119,7 @@ def encode_text(
     encoder: TextEncoderOptions,
     hkse: HkseOptions,
     store: StoreOptions,
-    run: ResumedRun,
+    run: RunOptions,
 ) -> None:
     """Encode captions into a feature store; hkse is fitted on the training captions.
 

@@ -600,7 +600,9 @@ def is_array(value: Any) -> bool:
 
 def as_list(value: Any, names: ViewNames = IMAGE_AND_TEXT) -> tuple[list[Any], bool]:
     """Return inputs as a list, and whether it was a single one: a path, bytes, an image, a text."""
-    if isinstance(value, str | bytes | Path) or hasattr(value, "__fspath__") or is_image(value):
+    if isinstance(value, list | tuple):
+        return list(value), False
+    if isinstance(value, str | bytes) or hasattr(value, "__fspath__") or is_image(value):
         return [value], True
     if not isinstance(value, Iterable):
         items = ", ".join(map(with_article, names))
