@@ -111,8 +111,8 @@ def test_features_of_real_captions_follow_the_formula(sample):
     captions, vectors, gamma, words = sample
     model = HKSE(vectors, gamma=gamma).fit(captions)
     features = model.transform(captions)
-    names = ("word_weights_", "word_offsets_", "sentence_weights_", "sentence_offsets_")
-    w1, b1, w2, b2 = (getattr(model, name).astype(np.float64) for name in names)
+    draws = (*model.encoder_.word_map, *model.encoder_.sentence_map)
+    w1, b1, w2, b2 = (array.astype(np.float64) for array in draws)
     for i in range(0, 250, 10):
         mean = fourier_features(words[i].astype(np.float64), w1, b1).mean(axis=0)
         expected = fourier_features(mean[None], w2, b2)[0]

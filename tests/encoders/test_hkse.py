@@ -23,12 +23,12 @@ def naive(hkse, words, vectors):
     """Compute the paper's formula for one text, token by token, in float64."""
     tokens = [vectors[w].astype(np.float64) for w in words if w in vectors]
     if hkse.word == "rbf":
-        w, b = hkse.word_weights_.astype(np.float64), hkse.word_offsets_.astype(np.float64)
+        w, b = (draw.astype(np.float64) for draw in hkse.encoder_.word_map)
         tokens = [np.sqrt(2 / len(b)) * np.cos(a @ w + b) for a in tokens]
     mean = sum(tokens) / len(tokens)
     if hkse.sentence == "lin":
         return mean
-    w, b = hkse.sentence_weights_.astype(np.float64), hkse.sentence_offsets_.astype(np.float64)
+    w, b = (draw.astype(np.float64) for draw in hkse.encoder_.sentence_map)
     return np.sqrt(2 / len(b)) * np.cos(mean @ w + b)
 
 
@@ -129,7 +129,7 @@ def test_a_training_text_without_known_words_gets_the_training_mean(table, word,
     assert_alike(features[1], features[3])
     assert_alike(features[1], model.transform(["unicorn"], unknown="mean")[0])
     word_level = small(table, word, "lin").fit(training).transform(["dog runs", "the cat"])
-    assert_alike(model.mean_, word_level.mean(axis=0))
+    assert_alike(model.encoder_.mean, word_level.mean(axis=0))
     if sentence == "lin":
         assert_alike(features[1], features[[0, 2]].mean(axis=0))
     else:
@@ -183,7 +183,7 @@ def test_two_hkse_work_in_a_feature_union(table, captions):
 @pytest.mark.parametrize("word_features", [7, 40])  # 7: the length of the word vectors
 def test_lin_and_rbf_do_not_share_frequencies(table, captions, word_features):
     first, second = (
-        small(table, word, word_features=word_features).fit(captions).sentence_weights_[:7]
+        small(table, word, word_features=word_features).fit(captions).encoder_.sentence_map.weights[:7]
         for word in ("lin", "rbf")
     )
     assert first.shape == second.shape

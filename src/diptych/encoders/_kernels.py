@@ -253,6 +253,13 @@ def _group_words(matrices: list[Array]) -> tuple[Array, Array]:
     return groups, xp.astype(lengths, matrices[0].dtype)
 
 
+class Fourier(NamedTuple):
+    """The draws of random Fourier features: frequencies W, inputs × features, and phases b."""
+
+    weights: Array
+    offsets: Array
+
+
 def fourier_features(x: Array, weights: Array, offsets: Array) -> Array:
     r"""Return :math:`\Phi(x) = \sqrt{2/m}\,\cos(xW + b)` for each row, as in Section 4 of the paper.
 
@@ -273,13 +280,11 @@ def fourier_features(x: Array, weights: Array, offsets: Array) -> Array:
     return features
 
 
-def draw_fourier(
-    n_inputs: int, n_features: int, gamma: float, rng: np.random.Generator
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def draw_fourier(n_inputs: int, n_features: int, gamma: float, rng: np.random.Generator) -> Fourier:
     r"""Draw frequencies :math:`W \sim \mathcal N(0, \gamma I)`, inputs × features, and phases in [0, 2π)."""
     weights = rng.standard_normal((n_inputs, n_features), dtype=np.float32)
     weights *= np.float32(gamma**0.5)
-    return weights, rng.uniform(0.0, 2.0 * np.pi, n_features).astype(np.float32)
+    return Fourier(weights, rng.uniform(0.0, 2.0 * np.pi, n_features).astype(np.float32))
 
 
 def median_gamma(x: Array, rng: np.random.Generator) -> float:
@@ -300,6 +305,12 @@ def median_gamma(x: Array, rng: np.random.Generator) -> float:
     if median <= 1e-12 * float(norms.max(initial=0.0)):
         raise InputError("Most of the vectors are equal: their median distance is 0; pass a number as gamma.")
     return 1.0 / median
+
+
+def find_gamma(gamma: object, x: Array, rng: np.random.Generator) -> float:
+    """Return γ: the number that was given, or that of ``"median"`` for the rows of ``x``."""
+    checked = check_gamma(gamma)
+    return median_gamma(x, rng) if checked == "median" else checked
 
 
 def check_gamma(gamma: object, name: str = "gamma", *, median: bool = True) -> float | Literal["median"]:

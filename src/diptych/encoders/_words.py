@@ -282,26 +282,12 @@ def token_weights(ends: Ints) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.repeat(1.0 / np.maximum(lengths, 1), lengths)
 
 
-def mean_rows(table: Array | None, rows: Ints, ends: Ints, compute_rows: Callable[[Ints], Array]) -> Array:
-    r"""Return the mean of the rows of each text, :math:`\frac1n\sum_i \Phi(a_i)` (Section 4); 0 without rows.
+def mean_rows(table: Array, rows: Ints, ends: Ints) -> Array:
+    r"""Return the mean of the rows of each text, :math:`\frac1n\sum_i \Phi(a_i)` (Section 4).
 
-    ``table`` has the first rows; ``compute_rows`` returns those beyond its end, each once. None: all of them.
+    It is 0 for a text without rows.
     """
     weights = token_weights(ends)
-    if table is None:
-        used, positions = np.unique(rows, return_inverse=True)
-        return _sum_rows(compute_rows(used), positions, ends, weights)
-    inside = rows < table.shape[0]
-    if inside.all():
-        return _sum_rows(table, rows, ends, weights)
-    beyond, positions = np.unique(rows[~inside], return_inverse=True)
-    ends_inside = np.concatenate([[0], np.cumsum(inside)])[ends]
-    means = _sum_rows(table, rows[inside], ends_inside, weights[inside])
-    means += _sum_rows(compute_rows(beyond), positions, ends - ends_inside, weights[~inside])
-    return means
-
-
-def _sum_rows(table: Array, rows: Ints, ends: Ints, weights: np.ndarray[Any, Any]) -> Array:
     starts = np.concatenate([[0], ends])
     if is_numpy_array(table):
         values = weights.astype(table.dtype)
