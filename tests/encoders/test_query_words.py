@@ -245,9 +245,6 @@ def test_first_adds_entries_from_the_start(table, vectors, form):
     for word in kept.words:
         np.testing.assert_array_equal(kept[word], table[word])
     assert read_word_vectors(vectors(form), ["grass"], first=10**9).words == table.words
-    assert read_word_vectors(vectors(form), ["grass"], first=5, limit=3).words == table.words[:3]
-    with pytest.raises(InputError, match="pass words="):
-        read_word_vectors(vectors(form), first=2)
     with pytest.raises(InputError, match="first=-1"):
         read_word_vectors(vectors(form), ["dog"], first=-1)
 

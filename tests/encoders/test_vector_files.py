@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.encoders import WordVectors, read_word_vectors
-from diptych.encoders._word_vectors import MAX_LINE_BYTES
+from diptych.encoders._vector_files import MAX_LINE_BYTES
 
 WORDS = ["</s>", "dog", "New_York", "naïve", "犬", "1", "0.5", "tree"]
 MATRIX = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
@@ -82,9 +82,9 @@ def test_only_the_requested_words_are_kept(write, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_limit_reads_from_the_start(write, name):
-    assert read_word_vectors(write(FORMATS[name]), limit=3).words == tuple(WORDS[:3])
-    assert read_word_vectors(write(FORMATS[name]), ["dog", "tree"], limit=3).words == ("dog",)
+def test_first_reads_from_the_start(write, name):
+    assert read_word_vectors(write(FORMATS[name]), first=3).words == tuple(WORDS[:3])
+    assert read_word_vectors(write(FORMATS[name]), ["tree"], first=2).words == (*WORDS[:2], "tree")
 
 
 def test_words_with_spaces_are_read(write):
@@ -205,8 +205,8 @@ def test_limits_and_requested_words_are_checked(write):
     refused(path, "more than 100 bytes", max_bytes=100)
     assert len(read_word_vectors(path, ["dog"], max_bytes=100)) == 1
     refused(path, "none of the 1 requested words", words=["unicorn"])
-    with pytest.raises(InputError, match="limit=0"):
-        read_word_vectors(path, limit=0)
+    with pytest.raises(InputError, match="first=0"):
+        read_word_vectors(path, first=0)
     with pytest.raises(InputError, match="one string"):
         read_word_vectors(path, "dog")
 

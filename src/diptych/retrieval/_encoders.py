@@ -32,13 +32,10 @@ from diptych.encoders._image import (
     Inputs,
     encode_inputs,
     inputs_of,
-    join_encoders,
-    join_names,
-    name_blocks,
     prepare_input,
-    split_encoders,
 )
 from diptych.encoders._preprocessing import Recipe
+from diptych.encoders._several import join_encoders, join_names, name_blocks, split_encoders
 from diptych.encoders._text import folder_fingerprint, sentence_encoder
 from diptych.retrieval._items import VIEWS, View, file_name
 
