@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
-from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.pipeline import make_pipeline
 
 from diptych import InputError
 from diptych._arrays import to_numpy
-from diptych.cca import Moments
 from diptych.encoders import HKSE, WordVectors, sentence_kernel, tokenize
 from hkse_models import KINDS, assert_alike, small
-from tolerance import assert_close
 
 every_kind = pytest.mark.parametrize(("word", "sentence"), KINDS)
 
@@ -39,12 +37,6 @@ def test_features_follow_the_formula_of_the_paper(table, captions, training, wor
     features = model.transform(captions)  # with words of the table that no training text has
     assert features.dtype == np.float32
     assert_alike(features, [naive(model, tokenize(caption), table) for caption in captions])
-
-
-def test_lin_lin_is_the_mean_word_vector(table):
-    features = HKSE(table, word="lin", sentence="lin").fit_transform(["dog runs", "the dog, the dog"])
-    expected = np.array([table["dog"] + table["runs"], table["dog"] + table["the"]]) / 2
-    assert_close(features, expected, 4)
 
 
 @every_kind
@@ -80,16 +72,6 @@ def test_transform_blocks_reads_one_block_at_a_time(hkse, captions):
     parts = hkse.transform_blocks((captions_read.append(caption) or caption for caption in captions), 10)
     next(parts)
     assert len(captions_read) == 10
-
-
-def test_moments_of_blocks_equal_the_moments_of_all_texts(hkse, captions, rng):
-    x, streamed = rng.normal(size=(len(captions), 3)), Moments.zero(3, 30)
-    for i, block in enumerate(hkse.transform_blocks(captions, 64)):
-        streamed.update(x[64 * i : 64 * i + len(block)], block)
-    y = hkse.transform(captions)
-    whole, magnitude = Moments.of(x, y), np.abs(y).sum(axis=0)
-    assert_close(streamed.yy, whole.yy, 40, dtype=np.float32, magnitude=magnitude)
-    assert_close(streamed.xy, whole.xy, 40, dtype=np.float32, magnitude=np.abs(x).max() * magnitude)
 
 
 def test_fit_transform_equals_fit_then_transform(table, captions):
@@ -171,13 +153,6 @@ def test_hkse_works_in_scikit_learn_pipelines(table, captions):
     assert model.get_feature_names_out()[0] == "hkse0"
     with pytest.raises(NotFittedError):
         again.transform(captions)
-
-
-def test_two_hkse_work_in_a_feature_union(table, captions):
-    both = FeatureUnion([("lin_rbf", small(table, "lin")), ("rbf_rbf", small(table))])
-    features = both.fit(captions).transform(captions)
-    expected = [small(table, "lin").fit_transform(captions), small(table).fit_transform(captions)]
-    assert_alike(features, np.hstack(expected))
 
 
 @pytest.mark.parametrize("word_features", [7, 40])  # 7: the length of the word vectors

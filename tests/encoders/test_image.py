@@ -14,8 +14,9 @@ from diptych.encoders import (
     StagedEncoder,
     _networks,
 )
-from diptych.encoders._image import encode_inputs, join_encoders, name_blocks, prepare_input, split_encoders
+from diptych.encoders._image import encode_inputs, prepare_input
 from diptych.encoders._networks import pool_output
+from diptych.encoders._several import join_encoders, name_blocks, split_encoders
 from image_files import make_images
 
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1), pooling="mean")

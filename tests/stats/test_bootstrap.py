@@ -8,9 +8,9 @@ from sklearn.datasets import load_linnerud
 
 from diptych import AWCCA, InputError
 from diptych.cca import SpectralFilter, regularized_cca
-from diptych.stats import _bootstrap, bootstrap, loadings
-from diptych.stats._bootstrap import match_components, prepare_resamples, refit_resamples
+from diptych.stats import _bootstrap, _resampling, bootstrap, loadings
 from diptych.stats._pairs import ResampledBlocks, prepare_pairs
+from diptych.stats._resampling import match_components, prepare_resamples, refit_resamples
 from engines import InTree
 from generated_pairs import make_pairs
 from tolerance import rounding
@@ -123,7 +123,8 @@ def test_pieces_engines_and_feature_blocks_change_nothing(monkeypatch):
     expected = bootstrap((10.0, 10.0), x, y, pairing, **options)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=InTree(), **options), expected)
     monkeypatch.setattr(_bootstrap, "RESAMPLES_AT_ONCE", 7)
-    monkeypatch.setattr(_bootstrap, "BLOCK_BYTES", 8 * 30 * 3 * 5)
+    for module in (_bootstrap, _resampling):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 8 * 30 * 3 * 5)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=InTree(), **options), expected)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, **options), expected)
 
@@ -240,20 +241,6 @@ def test_blocks_are_resampled_as_a_whole():
     assert times.sum() == 160
 
 
-def test_labels_of_blocks_may_be_given_per_pair():
-    (x, y, pairing), _ = make_pairs(8)
-    labels = np.arange(len(x)) % 9
-    options = {"n_resamples": 10, "n_components": 2}
-    expected = bootstrap((30.0, 30.0), x, y, pairing, blocks=labels, **options)
-    assert_same(bootstrap((30.0, 30.0), x, y, pairing, blocks=labels[pairing], **options), expected)
-    with pytest.raises(InputError, match="different labels for pairs with the same row"):
-        bootstrap((30.0, 30.0), x, y, pairing, blocks=np.arange(len(y)), **options)
-    with pytest.raises(InputError, match="one label for each of the 45 rows"):
-        bootstrap((30.0, 30.0), x, y, pairing, blocks=[1, 2, 3])
-    with pytest.raises(InputError, match="one block"):
-        bootstrap((30.0, 30.0), x, y, pairing, blocks=np.zeros(len(x)))
-
-
 def test_rows_without_pairs_are_left_out():
     (x, y, pairing), _ = make_pairs(9)
     extra = np.vstack([x, np.full((5, x.shape[1]), 7.0)])
@@ -319,6 +306,8 @@ def test_too_few_different_rows_are_refused(rng):
         ({"random_state": -1}, "random_state"),
         ({"task": "find"}, "task='find' is unknown"),
         ({"n_resamples": 10**9}, "GiB; give fewer n_components or n_resamples"),
+        ({"blocks": [1, 2, 3]}, "one label for each of the 30 rows"),
+        ({"blocks": np.zeros(30)}, "one block"),
     ],
 )
 def test_wrong_settings_are_refused(rng, options, message):
@@ -365,7 +354,7 @@ def test_an_interruption_ends_it(rng, monkeypatch):
         calls.append(1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_bootstrap, "_refit", interrupt)
+    monkeypatch.setattr(_resampling, "_refit", interrupt)
     x, y = rng.normal(size=(2, 30, 3))
     with pytest.raises(KeyboardInterrupt):
         bootstrap((1.0, 1.0), x, y)

@@ -6,7 +6,6 @@ import copy
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from numbers import Integral
 from typing import Any, Literal
 
 import msgspec
@@ -15,7 +14,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, move_like, namespace
-from diptych._checks import InputError, check_count, check_view
+from diptych._checks import InputError, check_count, check_seed, check_view
 from diptych._model_folder import Version, new_version, read_current
 from diptych.encoders._hkse_encoder import (
     BLOCK_ROWS,
@@ -33,6 +32,7 @@ from diptych.encoders._hkse_encoder import (
 from diptych.encoders._kernels import (
     Fourier,
     Kind,
+    Seed,
     draw_fourier,
     find_gamma,
     fourier_features,
@@ -136,7 +136,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         sentence_features: int = 2000,
         gamma: float | Literal["median"] = "median",
         eta: float = 0.01,
-        random_state: Any = 0,
+        random_state: Seed = 0,
         tokenizer: Tokenizer = tokenize,
         query_words: int = QUERY_WORDS,
     ) -> None:
@@ -278,7 +278,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
             sentence_map,
             move_like(weights, matrix, dtype=matrix.dtype) @ word_table,
             self._check_parameters(),
-            int(self.random_state) if isinstance(self.random_state, Integral) else None,
+            None if isinstance(self.random_state, np.random.Generator) else check_seed(self.random_state),
             self.tokenizer,
             gamma,
             corpus.coverage(vectors.index),
@@ -349,7 +349,7 @@ class RandomFourier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     """
 
     def __init__(
-        self, n_features: int = 2000, *, gamma: float | Literal["median"] = "median", random_state: Any = 0
+        self, n_features: int = 2000, *, gamma: float | Literal["median"] = "median", random_state: Seed = 0
     ) -> None:
         self.n_features = n_features
         self.gamma = gamma

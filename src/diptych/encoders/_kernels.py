@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import Array, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, check_choice, check_count, check_view
+from diptych._checks import InputError, check_choice, check_count, check_seed, check_view
 
 Kind: TypeAlias = Literal["lin", "rbf"]
 KINDS: tuple[Kind, ...] = ("lin", "rbf")
+Seed: TypeAlias = int | np.random.Generator | None
 Constants: TypeAlias = Literal["hoeffding", "paper"]
 _CONSTANTS = {"hoeffding": (8.0, 4.0), "paper": (0.5, 3.0)}
 """The factor of the number of features, and c, of Proposition 1."""
@@ -322,15 +323,8 @@ def check_gamma(gamma: object, name: str = "gamma", *, median: bool = True) -> f
     raise InputError(f"{name}={gamma!r}; pass a positive number{' or median' if median else ''}.")
 
 
-def make_generator(random_state: Any, *key: int) -> np.random.Generator:
-    """Return the generator of ``key``; generators of different keys are independent."""
-    if random_state is None or (isinstance(random_state, Integral) and int(random_state) >= 0):
-        seed = None if random_state is None else int(random_state)
-        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+def make_generator(random_state: Seed, *key: int) -> np.random.Generator:
+    """Return the generator of ``key``; generators of different keys are independent. One is used as it is."""
     if isinstance(random_state, np.random.Generator):
         return random_state
-    if isinstance(random_state, np.random.RandomState):
-        return np.random.default_rng(random_state.randint(2**31, size=4))
-    raise InputError(
-        f"random_state={random_state!r}; pass an integer of at least 0, a NumPy generator, or None."
-    )
+    return np.random.default_rng(np.random.SeedSequence(check_seed(random_state), spawn_key=key))

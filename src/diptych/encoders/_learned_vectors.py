@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from diptych._checks import InputError, check_count
-from diptych.encoders._kernels import make_generator
+from diptych.encoders._kernels import Seed, make_generator
 from diptych.encoders._word_vectors import WordVectors
 from diptych.encoders._words import Corpus, Text, Tokenizer, tokenize
 
@@ -23,7 +23,7 @@ def learn_word_vectors(
     *,
     min_count: int = 2,
     tokenizer: Tokenizer = tokenize,
-    random_state: Any = 0,
+    random_state: Seed = 0,
 ) -> WordVectors:
     """Learn word vectors from texts, for example from captions when there is no file of word vectors.
 

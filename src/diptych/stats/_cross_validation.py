@@ -188,7 +188,7 @@ def _split(
     from sklearn.model_selection import GroupKFold, KFold
 
     paired = np.unique(to_numpy(pairing))
-    groups = None if blocks is None else block_codes(blocks, pairing, n_x)[paired]
+    groups = None if blocks is None else block_codes(blocks, n_x)[paired]
     if isinstance(cv, str) or not hasattr(cv, "split"):
         parts, noun = (len(paired), "row") if groups is None else (len(np.unique(groups)), "block")
         if check_count(cv, "cv", minimum=2) > parts:

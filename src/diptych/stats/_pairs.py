@@ -129,29 +129,18 @@ HALVINGS = 6
 _FEW = 20  # arrangements; with fewer, no p-value can be below 0.05
 
 
-def block_codes(blocks: Any, pairing: Array, n_x: int) -> Ints:
-    """Return the number of the block of each row of X; without ``blocks``, each row is its own.
-
-    ``blocks`` has one label per row of X, or one per pair, where the pairs of a row must agree.
-    """
+def block_codes(blocks: Any, n_x: int) -> Ints:
+    """Return the number of the block of each row of X; without ``blocks``, each row is its own."""
     if blocks is None:
         return np.arange(n_x)
     labels = to_numpy(blocks) if is_array_api_obj(blocks) else np.asarray(blocks)
-    owners = to_numpy(pairing)
-    if labels.ndim != 1 or len(labels) not in (n_x, len(owners)):
+    if labels.shape != (n_x,):
         raise InputError(
             f"blocks has shape {labels.shape}; expected one label for each of the {n_x} rows of X."
         )
     if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
         raise InputError("blocks contains NaN or infinity; give a label for every row.")
-    codes = _number(labels)
-    if len(labels) == n_x:
-        return codes
-    by_row = np.full(n_x, -1, dtype=np.int64)
-    by_row[owners] = codes
-    if not np.array_equal(by_row[owners], codes):
-        raise InputError("blocks has different labels for pairs with the same row of X; give one per row.")
-    return by_row
+    return _number(labels)
 
 
 def _number(labels: Any) -> Ints:
@@ -169,7 +158,7 @@ class ExchangeBlocks:
     @classmethod
     def of_pairs(cls, blocks: Any, pairing: Array, n_x: int) -> ExchangeBlocks:
         """Return those of the rows of X that have pairs: the same block, and as many rows of Y."""
-        codes = np.zeros(n_x, dtype=np.int64) if blocks is None else block_codes(blocks, pairing, n_x)
+        codes = np.zeros(n_x, dtype=np.int64) if blocks is None else block_codes(blocks, n_x)
         counts = np.bincount(to_numpy(pairing), minlength=n_x)
         return cls(_number(np.stack([codes, counts], axis=1)[counts > 0]))
 
@@ -224,7 +213,7 @@ class ResampledBlocks:
         """Return those of the rows of X that have pairs."""
         codes = np.full(n_x, -1, dtype=np.int64)
         has_pair = np.isin(np.arange(n_x), to_numpy(pairing))
-        codes[has_pair] = _number(block_codes(blocks, pairing, n_x)[has_pair])
+        codes[has_pair] = _number(block_codes(blocks, n_x)[has_pair])
         if codes.max() < 1:
             raise InputError(
                 "all rows are in one block, so there is nothing to resample; give several blocks."
