@@ -262,7 +262,7 @@ def test_a_pickled_encoder_refuses_other_files(cached, tmp_path):
     shutil.copytree(cached_folder(cached, VISION), folder)
     pickled = pickle.dumps(image_encoder(f"fastembed:{folder}"))
     (folder / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(InputError, match="has not the same model as in the process that sent it"):
+    with pytest.raises(InputError, match="network is not the same as in the process that sent it"):
         pickle.loads(pickled)
 
 

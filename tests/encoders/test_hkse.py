@@ -17,6 +17,11 @@ from hkse_models import KINDS, assert_alike, small
 every_kind = pytest.mark.parametrize(("word", "sentence"), KINDS)
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
 def naive(hkse, words, vectors):
     """Compute the paper's formula for one text, token by token, in float64."""
     tokens = [vectors[w].astype(np.float64) for w in words if w in vectors]
@@ -208,8 +213,7 @@ def test_wrong_options_are_refused(hkse, table, captions):
 
 
 @every_kind
-def test_torch_agrees_with_numpy(table, captions, word, sentence):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+def test_torch_agrees_with_numpy(torch, table, captions, word, sentence):
     model = small(table, word, sentence).fit(captions)
     queries = [*captions[:20], "unicorn"]
     features = model.to("cpu").transform(queries, unknown="mean")
@@ -219,8 +223,7 @@ def test_torch_agrees_with_numpy(table, captions, word, sentence):
     assert isinstance(model.transform(queries[:1]), np.ndarray)  # the original still uses NumPy
 
 
-def test_a_torch_table_gives_torch_features(table, training):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+def test_a_torch_table_gives_torch_features(torch, table, training):
     model = small(WordVectors(table.words, torch.as_tensor(table.matrix)))
     features, expected = model.fit_transform(training), small(table).fit(training)
     assert isinstance(features, torch.Tensor)
@@ -229,8 +232,7 @@ def test_a_torch_table_gives_torch_features(table, training):
     assert_alike(to_numpy(model.transform(query)), expected.transform(query))
 
 
-def test_cuda_agrees_with_numpy(hkse, table, captions):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+def test_cuda_agrees_with_numpy(torch, hkse, table, captions):
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     features = hkse.to("cuda").transform([*captions, "unicorn"], unknown="mean")

@@ -207,6 +207,13 @@ def test_large_matrices_give_the_same_first_correlation(features, rows, torch_ar
     np.testing.assert_allclose(remainder.evaluate(orders)[0], expected, rtol=1e-9)
 
 
+def test_a_test_of_large_matrices_has_the_same_null(monkeypatch):
+    views, options = unrelated(0, 80, (70, 90)), {"n_permutations": 70, "n_components": 1}
+    test = permutation_test(GAMMA, *views, **options)
+    monkeypatch.setattr(_chains, "_SMALL", 1000)
+    np.testing.assert_allclose(permutation_test(GAMMA, *views, **options).null, test.null, rtol=1e-8)
+
+
 def test_equal_correlations_are_found_too(monkeypatch):
     # Every singular value of an orthogonal matrix is 1, and Lanczos' algorithm ends after one step.
     turn = np.linalg.qr(np.random.default_rng(0).normal(size=(80, 80)))[0]

@@ -18,7 +18,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -29,7 +29,7 @@ from diptych._checks import InputError, check_view, missing_package_error
 from diptych._persistence import file_digest, parse_json
 from diptych._threads import set_session_options
 from diptych.encoders._image import View, make_example
-from diptych.encoders._networks import list_network_files
+from diptych.encoders._networks import list_network_files, reopen
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -113,7 +113,8 @@ class FastembedEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A session cannot be pickled, so another process opens the files itself.
-        return _reopen, (self._files.view, self._files.source, self._files.folder, self.fingerprint)
+        files = self._files
+        return reopen, (partial(_open_again, files.view, files.source, files.folder), self.fingerprint)
 
 
 class FastembedImageEncoder(FastembedEncoder):
@@ -242,13 +243,8 @@ def _list_models(view: View, source: str = "") -> list[Description]:
     return [model for model in listed if not model["model"].startswith(_REGISTERED)]
 
 
-def _reopen(view: View, source: str, folder: Path, fingerprint: str) -> FastembedEncoder:
-    files = find_fastembed(view, source, folder)
-    if files.fingerprint != fingerprint:
-        raise InputError(
-            f"{files.folder} has not the same model as in the process that sent it; copy the same files."
-        )
-    return files.open()
+def _open_again(view: View, source: str, folder: Path) -> FastembedEncoder:
+    return find_fastembed(view, source, folder).open()
 
 
 def _recognise(folder: Path, listed: Sequence[Description]) -> Description | None:

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -222,7 +223,10 @@ class OnnxEncoder(NetworkEncoder):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A session cannot be pickled, so another process opens the file itself.
-        return _reopen, (self._graph.path, self.recipe, self._threads, self.fingerprint)
+        return reopen, (
+            partial(OnnxEncoder, self._graph.path, self.recipe, threads=self._threads),
+            self.fingerprint,
+        )
 
 
 def network_fingerprint(path: str | os.PathLike[str], recipe: Recipe) -> str:
@@ -230,11 +234,12 @@ def network_fingerprint(path: str | os.PathLike[str], recipe: Recipe) -> str:
     return recipe_fingerprint(f"onnx:{_digest_network(Path(path))}", recipe)
 
 
-def _reopen(path: Path, recipe: Recipe, threads: int | None, fingerprint: str) -> OnnxEncoder:
-    encoder = OnnxEncoder(path, recipe, threads=threads)
+def reopen(open_encoder: Callable[[], Any], fingerprint: str) -> Any:
+    """Open an encoder that another process has sent; refuse it if its files are not the same here."""
+    encoder = open_encoder()
     if encoder.fingerprint != fingerprint:
         raise InputError(
-            f"{path} is not the same network as in the process that sent it; copy the same file."
+            f"{encoder.label} is not the same as in the process that sent it; copy the same files."
         )
     return encoder
 
