@@ -113,7 +113,7 @@ def test_items_that_an_encoder_cannot_take_are_left_out(tmp_path):
     assert "is not a text" in str(prepare_input(FunctionEncoder(len, "texts", "texts"), " ", "molecule"))
     broken = FunctionEncoder(lambda texts: 1 / 0, "broken", "texts")
     with pytest.raises(InputError, match="the molecule encoder failed on CCO .ZeroDivisionError"):
-        encode_inputs(broken, ["CCO"], "molecule")
+        encode_inputs(broken, [prepare_input(broken, "CCO", "molecule")], "molecule")
 
 
 def test_several_encoders_are_one(rng):

@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 from diptych import InputError, Retriever
 from diptych import _persistence as storage
-from diptych.encoders import HKSE, WordVectors, read_word_vectors
+from diptych.encoders import HKSE, WordVectors
 from diptych.encoders._hkse_encoder import WORDS, read_hkse
 from hkse_models import KINDS, assert_alike, small
 from saved_files import files_of, seal
@@ -226,32 +226,3 @@ def test_a_database_keeps_the_further_words(vectors, captions, fresh, tmp_path):
     hits = Retriever.load(tmp_path / "model").search("dog snow", k=5)
     assert [hit.id for hit in hits] == [hit.id for hit in expected]
     assert hits.ignored_words == ()
-
-
-# Files
-
-
-@pytest.mark.parametrize("form", ["text", "binary"])
-def test_first_adds_entries_from_the_start(table, vectors, form):
-    kept = read_word_vectors(vectors(form), ["grass", "unicorn"], first=2)
-    assert kept.words == ("dog", "cat", "grass")
-    for word in kept.words:
-        np.testing.assert_array_equal(kept[word], table[word])
-    assert read_word_vectors(vectors(form), ["grass"], first=10**9).words == table.words
-    with pytest.raises(InputError, match="first=-1"):
-        read_word_vectors(vectors(form), ["dog"], first=-1)
-
-
-def test_damaged_first_entries_are_left_out_unless_they_were_requested(tmp_path):
-    path = tmp_path / "vectors.txt"
-    path.write_bytes(b"dog 1 2\nb\xffd 1 2\nnan nan 1\nodd 1 x\n7 8 9 1\ncat 3 4\ndog 5 6\nlate 1 y\n")
-    kept = read_word_vectors(path, ["dog"], first=7)
-    assert kept.words == ("dog", "cat")
-    np.testing.assert_array_equal(kept["dog"], [1, 2])
-    for word in ("nan", "odd", "7"):
-        with pytest.raises(InputError, match="line"):
-            read_word_vectors(path, ["dog", word], first=7)
-    assert read_word_vectors(path, ["cat"], first=7, max_bytes=16).words == ("dog", "cat")
-    assert read_word_vectors(path, ["dog"], first=7, max_bytes=8).words == ("dog",)
-    with pytest.raises(InputError, match="more than 8 bytes"):
-        read_word_vectors(path, ["cat"], first=7, max_bytes=8)

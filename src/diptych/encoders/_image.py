@@ -8,7 +8,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    cast,
+    runtime_checkable,
+)
 
 import numpy as np
 
@@ -155,14 +165,22 @@ def open_input(source: Any, inputs: Inputs, what: str, max_pixels: int = DEFAULT
     return path
 
 
+class PreparedInput(NamedTuple):
+    """What an encoder takes for one item, after the work that can run ahead; and which file or text it is."""
+
+    value: Any
+    source: str
+
+
 def prepare_input(encoder: ImageEncoder, source: Any, what: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Any:
     """Open one item for an encoder and do the work that can run ahead; return the error if that fails."""
     inputs = inputs_of(encoder)
     try:
-        opened = open_input(source, inputs, what, max_pixels)
-        if not isinstance(encoder, StagedEncoder):
-            return opened
-        return encoder.prepare(opened) if inputs == "images" else _try(encoder.prepare, opened, opened, what)
+        value = open_input(source, inputs, what, max_pixels)
+        name = "" if inputs == "images" else value
+        if isinstance(encoder, StagedEncoder):
+            value = encoder.prepare(value) if inputs == "images" else _try(encoder.prepare, value, name, what)
+        return value if isinstance(value, InputError) else PreparedInput(value, name)
     except InputError as problem:
         if inputs == "images" and not isinstance(problem, UnreadableImage):
             raise
@@ -170,20 +188,19 @@ def prepare_input(encoder: ImageEncoder, source: Any, what: str, max_pixels: int
 
 
 def encode_inputs(
-    encoder: ImageEncoder, prepared: list[Any], what: str
+    encoder: ImageEncoder, prepared: Sequence[PreparedInput], what: str
 ) -> tuple[np.ndarray[Any, Any], dict[int, InputError]]:
     """Return the features of what ``prepare_input`` returned, and by position the errors of those refused.
 
     If an encoder of files or texts fails, they are encoded one by one, to tell which of them it refuses.
     """
-    if isinstance(encoder, StagedEncoder):
-        return to_numpy(encoder.encode_prepared(prepared)), {}
-    if inputs_of(encoder) == "images":
-        return to_numpy(encoder.encode(prepared)), {}
+    encode = encoder.encode_prepared if isinstance(encoder, StagedEncoder) else encoder.encode
     try:
-        return to_numpy(encoder.encode(prepared)), {}
+        return to_numpy(encode([value for value, _ in prepared])), {}
     except Exception:
-        rows = [_try(encoder.encode, [source], source, what) for source in prepared]
+        if inputs_of(encoder) == "images":
+            raise
+        rows = [_try(encode, [value], source, what) for value, source in prepared]
     refused = {i: row for i, row in enumerate(rows) if isinstance(row, InputError)}
     readable = [to_numpy(row) for i, row in enumerate(rows) if i not in refused]
     if len({row.shape for row in readable}) > 1:

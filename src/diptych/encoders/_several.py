@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import count as count_from
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from diptych._arrays import to_numpy
 from diptych._checks import InputError, count
-from diptych.encoders._image import Inputs, StagedEncoder, View, inputs_of
-
-if TYPE_CHECKING:
-    from PIL import Image
+from diptych.encoders._image import Inputs, View, inputs_of
 
 
 class SeveralEncoders:
     """Encodes the same inputs with each of several encoders, and puts their features side by side.
 
-    ``widths`` are the numbers of features of each; empty until they are known.
+    Images are decoded once for all of them, and what each does with one image alone can run ahead: it is a
+    ``StagedEncoder``. ``widths`` are the numbers of features of each; empty until they are known.
     """
 
     def __init__(self, encoders: Sequence[Any], widths: Sequence[int] = ()) -> None:
@@ -43,7 +41,21 @@ class SeveralEncoders:
 
     def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Return the features of inputs, one row per input."""
-        return self._join([encoder.encode(list(inputs)) for encoder in self.encoders], len(inputs))
+        return self.encode_prepared([self.prepare(item) for item in inputs])
+
+    def prepare(self, item: Any) -> tuple[Any, ...]:
+        """Do the work of each encoder that needs one input alone."""
+        return tuple(
+            encoder.prepare(item) if hasattr(encoder, "prepare") else item for encoder in self.encoders
+        )
+
+    def encode_prepared(self, prepared: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
+        """Return the features of inputs that went through ``prepare``, one row per input."""
+        features = []
+        for i, encoder in enumerate(self.encoders):
+            encode = encoder.encode_prepared if hasattr(encoder, "prepare") else encoder.encode
+            features.append(encode([parts[i] for parts in prepared]))
+        return self._join(features, len(prepared))
 
     def _join(self, features: Iterable[Any], n: int) -> np.ndarray[Any, Any]:
         blocks = [to_numpy(block) for block in features]
@@ -64,43 +76,19 @@ class SeveralEncoders:
         return np.concatenate(blocks, axis=1)
 
 
-class SeveralImageEncoders(SeveralEncoders):
-    """Several encoders of images, which are decoded once for all of them; a ``StagedEncoder``."""
-
-    def encode(self, inputs: Sequence[Image.Image]) -> np.ndarray[Any, Any]:
-        """Return the features of 8-bit RGB images, one row per image."""
-        return self.encode_prepared([self.prepare(image) for image in inputs])
-
-    def prepare(self, image: Image.Image) -> tuple[Any, ...]:
-        """Do the work of each encoder that needs one image alone."""
-        return tuple(
-            encoder.prepare(image) if isinstance(encoder, StagedEncoder) else image
-            for encoder in self.encoders
-        )
-
-    def encode_prepared(self, prepared: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
-        """Return the features of images that went through ``prepare``, one row per image."""
-        features = []
-        for i, encoder in enumerate(self.encoders):
-            encode = encoder.encode_prepared if isinstance(encoder, StagedEncoder) else encoder.encode
-            features.append(encode([parts[i] for parts in prepared]))
-        return self._join(features, len(prepared))
-
-
 def join_encoders(view: View, encoders: Sequence[Any], widths: Sequence[int] = ()) -> Any:
     """Return the encoders of a view as one encoder; a single one as it is."""
     if len(encoders) == 1:
         return encoders[0]
-    if view == "text":
-        return SeveralEncoders(encoders, widths)
-    if len(kinds := {inputs_of(encoder) for encoder in encoders}) > 1:
-        raise InputError(
-            f"these encoders take different inputs ({' and '.join(sorted(kinds))}); all encoders of a view "
-            "get the same."
-        )
-    dimensions = [int(encoder.dimension) for encoder in encoders]
-    widths = widths or (dimensions if all(dimensions) else ())
-    return (SeveralImageEncoders if kinds == {"images"} else SeveralEncoders)(encoders, widths)
+    if view == "image":
+        if len(kinds := {inputs_of(encoder) for encoder in encoders}) > 1:
+            raise InputError(
+                f"these encoders take different inputs ({' and '.join(sorted(kinds))}); all encoders of a "
+                "view get the same."
+            )
+        dimensions = [int(encoder.dimension) for encoder in encoders]
+        widths = widths or (dimensions if all(dimensions) else ())
+    return SeveralEncoders(encoders, widths)
 
 
 def split_encoders(encoder: Any) -> list[Any]:
