@@ -271,18 +271,19 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         rows, ends = corpus.lookup(vectors.index)
         n_texts = np.count_nonzero(text_lengths(ends))
         weights = np.bincount(rows, token_weights(ends), len(vocabulary)) / n_texts
+        has_seed = not isinstance(self.random_state, np.random.Generator)
         return HKSEEncoder(
-            vectors,
-            query_words,
-            word_map,
-            sentence_map,
-            move_like(weights, matrix, dtype=matrix.dtype) @ word_table,
-            self._check_parameters(),
-            None if isinstance(self.random_state, np.random.Generator) else check_seed(self.random_state),
-            self.tokenizer,
-            gamma,
-            corpus.coverage(vectors.index),
-            word_table,
+            vectors=vectors,
+            query_words=query_words,
+            word_map=word_map,
+            sentence_map=sentence_map,
+            mean=move_like(weights, matrix, dtype=matrix.dtype) @ word_table,
+            parameters=self._check_parameters(),
+            random_state=check_seed(self.random_state) if has_seed else None,
+            tokenizer=self.tokenizer,
+            gamma=gamma,
+            coverage=corpus.coverage(vectors.index),
+            word_table=word_table,
         )
 
     def _find_table(self, corpus: Corpus) -> WordVectors:

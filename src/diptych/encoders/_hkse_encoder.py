@@ -425,14 +425,14 @@ def read_hkse(path: Path, tokenizer: Tokenizer | None = None, *, mmap: bool = Fa
     word_map = take_map("word", parameters.word, vectors.dimensions, parameters.word_features)
     width = vectors.dimensions if word_map is None else parameters.word_features
     return HKSEEncoder(
-        vectors,
-        query_words,
-        word_map,
-        take_map("sentence", parameters.sentence, width, parameters.sentence_features),
-        take("mean", width),
-        parameters,
-        config.random_state,
-        tokenizer or tokenize,
-        config.gamma,
-        config.coverage,
+        vectors=vectors,
+        query_words=query_words,
+        word_map=word_map,
+        sentence_map=take_map("sentence", parameters.sentence, width, parameters.sentence_features),
+        mean=take("mean", width),
+        parameters=parameters,
+        random_state=config.random_state,
+        tokenizer=tokenizer or tokenize,
+        gamma=config.gamma,
+        coverage=config.coverage,
     )
