@@ -33,25 +33,6 @@ def word_grams(vectors, gamma, m, seeds):
         yield features @ features.T
 
 
-@pytest.mark.slow
-def test_sentence_features_converge_like_one_over_root_m(sample):
-    captions, vectors, gamma, words = sample
-    # η = 2 instead of 0.01, at which all sentences are nearly equal and the kernel nearly 1.
-    exact = sentence_kernel(words, gamma=gamma, eta=2.0)
-    sizes = np.array([100, 400, 1600])
-    errors = []
-    for m in sizes:
-        squares = []
-        for seed in range(40):
-            model = HKSE(
-                vectors, word_features=m, sentence_features=m, gamma=gamma, eta=2.0, random_state=seed
-            )
-            features = model.fit_transform(captions)
-            squares.append(((features @ features.T - exact) ** 2).mean())
-        errors.append(np.sqrt(np.mean(squares)))
-    assert -0.6 < np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -0.4
-
-
 def test_the_corrected_word_bound_holds_and_that_of_the_paper_does_not(sample):
     _, vectors, gamma, _ = sample
     exact = word_kernel(vectors.matrix, vectors.matrix, gamma=gamma)

@@ -13,6 +13,7 @@ from diptych.encoders import HKSE, WordVectors
 from diptych.encoders._hkse_encoder import WORDS, read_hkse
 from hkse_models import KINDS, assert_alike, small
 from saved_files import files_of, seal
+from vector_files import binary, text
 
 FORMS = ("text", "binary", "folder")
 HALF = 2.0**-11
@@ -28,11 +29,9 @@ def vectors(table, tmp_path):
         if form == "folder":
             table.save(path)
         elif form == "text":
-            rows = [" ".join(map(repr, row)) for row in table.matrix.tolist()]
-            path.write_text("".join(f"{w} {row}\n" for w, row in zip(table.words, rows, strict=True)))
+            path.write_bytes(text(table.words, table.matrix))
         else:
-            rows = [word.encode() + b" " + table[word].tobytes() for word in table.words]
-            path.write_bytes(f"{len(table)} {table.dimensions}\n".encode() + b"".join(rows))
+            path.write_bytes(binary(table.words, table.matrix, b""))
         return path
 
     return write
@@ -175,8 +174,7 @@ DAMAGE = {
 def saved(table, training, tmp_path_factory):
     """Return the folder of a saved model with further words."""
     folder = tmp_path_factory.mktemp("saved")
-    vectors = [word.encode() + b" " + table[word].tobytes() for word in table.words]
-    (folder / "vectors").write_bytes(f"{len(table)} {table.dimensions}\n".encode() + b"".join(vectors))
+    (folder / "vectors").write_bytes(binary(table.words, table.matrix, b""))
     small(folder / "vectors").fit(training).save(folder / "model")
     return folder / "model"
 

@@ -14,26 +14,7 @@ from hypothesis import strategies as st
 from diptych import InputError
 from diptych.encoders import WordVectors, read_word_vectors
 from diptych.encoders._vector_files import MAX_LINE_BYTES
-
-WORDS = ["</s>", "dog", "New_York", "naïve", "犬", "1", "0.5", "tree"]
-MATRIX = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
-
-
-def text(words=WORDS, matrix=MATRIX, header=False, end="\n"):
-    rows = [
-        " ".join([word, *(repr(float(v)) for v in row)]) + end
-        for word, row in zip(words, matrix, strict=True)
-    ]
-    return ((f"{len(words)} {matrix.shape[1]}\n" if header else "") + "".join(rows)).encode()
-
-
-def binary(words=WORDS, matrix=MATRIX, newline=b"\n", header=None):
-    rows = [
-        w.encode() + b" " + row.astype("<f4").tobytes() + newline
-        for w, row in zip(words, matrix, strict=True)
-    ]
-    return (header or f"{len(words)} {matrix.shape[1]}\n".encode()) + b"".join(rows)
-
+from vector_files import MATRIX, WORDS, binary, text
 
 FORMATS = {
     "word2vec-binary": binary(),
