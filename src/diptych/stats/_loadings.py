@@ -10,10 +10,10 @@ import numpy as np
 
 from diptych._arrays import Array, Floats, namespace, to_numpy
 from diptych._checks import InputError, Task, check_count, check_task
-from diptych.cca._canonical import CanonicalModel, keep_components
+from diptych.cca import CanonicalModel, Spectra
+from diptych.cca._canonical import keep_components
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._sparse import SparseVectors, multiply_any
-from diptych.cca._spectra import Spectra
 from diptych.stats._pairs import COMPONENTS, names_of
 from diptych.stats._tables import component_frame, feature_frame, format_table, make_labels
 

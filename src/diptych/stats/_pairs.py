@@ -18,13 +18,11 @@ from diptych._arrays import Array, Floats, map_arrays, to_numpy
 from diptych._checks import DataWarning, InputError, Task, check_count, check_pair_of_views, check_task
 from diptych._devices import copy_to_device
 from diptych._threads import map_parallel
-from diptych.cca import Engine
+from diptych.cca import Engine, Spectra, normalize, spectra
 from diptych.cca._canonical import check_components, filters_of
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._fit import params_by_task
 from diptych.cca._fitted import FittedAWCCA, second_view
-from diptych.cca._spectra import Spectra, spectra
-from diptych.cca._weighting import normalize
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
