@@ -15,13 +15,12 @@ if TYPE_CHECKING:
         sentence_kernel,
         word_kernel,
     )
-    from diptych.encoders._learned_vectors import learn_word_vectors
     from diptych.encoders._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
     from diptych.encoders._networks import NetworkEncoder, OnnxEncoder
     from diptych.encoders._preprocessing import PRESETS, Recipe
     from diptych.encoders._text import SentenceEncoder, sentence_encoder
     from diptych.encoders._vector_files import read_word_vectors
-    from diptych.encoders._word_vectors import WordVectors
+    from diptych.encoders._word_vectors import WordVectors, learn_word_vectors
     from diptych.encoders._words import Coverage, tokenize
 
 __all__ = [
@@ -62,13 +61,12 @@ __getattr__, __dir__ = export_lazily(
         "_hkse": ["HKSE", "RandomFourier"],
         "_image": ["FunctionEncoder", "ImageEncoder", "PyramidDescriptor", "StagedEncoder"],
         "_kernels": ["gaussian_product", "hkse_dimensions", "hkse_factor", "sentence_kernel", "word_kernel"],
-        "_learned_vectors": ["learn_word_vectors"],
         "_named": ["TorchEncoder", "image_encoder", "timm_encoder", "torchvision_encoder"],
         "_networks": ["NetworkEncoder", "OnnxEncoder"],
         "_preprocessing": ["PRESETS", "Recipe"],
         "_text": ["SentenceEncoder", "sentence_encoder"],
         "_vector_files": ["read_word_vectors"],
-        "_word_vectors": ["WordVectors"],
+        "_word_vectors": ["WordVectors", "learn_word_vectors"],
         "_words": ["Coverage", "tokenize"],
     },
 )

@@ -38,9 +38,8 @@ from diptych.encoders._kernels import (
     fourier_features,
     make_generator,
 )
-from diptych.encoders._learned_vectors import learn_word_vectors
 from diptych.encoders._vector_files import read_word_vectors
-from diptych.encoders._word_vectors import WordVectors
+from diptych.encoders._word_vectors import WordVectors, learn_word_vectors
 from diptych.encoders._words import (
     Corpus,
     Coverage,

@@ -160,40 +160,20 @@ class HKSEConfig(Schema, frozen=True):
 
 @dataclass(eq=False)
 class HKSEEncoder:
-    """Encodes texts with a fitted HKSE, without scikit-learn; a ``SentenceEncoder``.
+    """Encodes texts with a fitted HKSE, without scikit-learn; a ``SentenceEncoder``."""
 
-    Attributes
-    ----------
-    vectors
-        The word vectors of the vocabulary.
-    query_words
-        The vocabulary, and the further words that queries may use.
-    word_map, sentence_map
-        The random features of each level; None if it is linear.
-    mean
-        Mean of the training texts at the word level.
-    parameters, random_state, tokenizer
-        As given to ``HKSE``.
-    gamma
-        The value of γ; None if the word level is linear.
-    coverage
-        ``Coverage`` of the training texts.
-    word_table
-        The features of each word of the vocabulary; None until they would have been used often enough.
-    """
-
-    vectors: WordVectors
+    vectors: WordVectors  # of the vocabulary: the words of the training texts
     query_words: QueryWords
-    word_map: Fourier | None
+    word_map: Fourier | None  # the random features of each level; None if it is linear
     sentence_map: Fourier | None
-    mean: Array
+    mean: Array  # of the training texts, at the word level
     parameters: ParametersConfig
     random_state: int | None
     tokenizer: Tokenizer
     gamma: float | None
-    coverage: Coverage
-    word_table: Array | None = None
-    _looked_up: int = field(default=0, init=False)  # words that were computed while there was no table
+    coverage: Coverage  # of the training texts
+    word_table: Array | None = None  # the features of the vocabulary, once they would have been used
+    _looked_up: int = field(default=0, init=False)  # words whose features were computed without the table
 
     @property
     def dimension(self) -> int:
@@ -227,7 +207,8 @@ class HKSEEncoder:
         check_choice(unknown, UNKNOWN, "unknown")
         check_count(block_rows, "block_rows")
         split_texts(texts)  # raises an error for a wrong type now, not at the first block
-        return self._encode_blocks(texts, block_rows, unknown)
+        blocks = enumerate(split_blocks(texts, block_rows))
+        return (self._encode_block(block, number * block_rows, unknown) for number, block in blocks)
 
     def encode_queries(self, texts: Iterable[str]) -> tuple[Array, list[tuple[str, ...]]]:
         """Return the features of queries, one row per query, and the ignored (unknown) words of each.
@@ -282,17 +263,14 @@ class HKSEEncoder:
         matrix = namespace(matrix).concat([matrix, further.take(np.arange(len(further.index)), matrix)])
         return WordVectors((*self.vectors.words, *further.index), matrix)
 
-    def _encode_blocks(self, texts: Iterable[Text], block_rows: int, unknown: Unknown) -> Iterator[Array]:
-        first = 0
-        for block in split_blocks(texts, block_rows):
-            corpus = Corpus.of(block, self.tokenizer, first)
-            rows, ends = corpus.lookup(self.query_words)
-            empty = np.flatnonzero(text_lengths(ends) == 0)
-            if unknown == "error" and len(empty):
-                words, remedy = corpus.words_of(empty[0]), ', or pass unknown="mean"'
-                raise no_known_word(f"texts[{first + empty[0]}]", words, remedy)
-            yield self.embed(rows, ends)
-            first += len(block)
+    def _encode_block(self, texts: list[Text], first: int, unknown: Unknown) -> Array:
+        corpus = Corpus.of(texts, self.tokenizer, first)
+        rows, ends = corpus.lookup(self.query_words)
+        empty = np.flatnonzero(text_lengths(ends) == 0)
+        if unknown == "error" and len(empty):
+            words, remedy = corpus.words_of(empty[0]), ', or pass unknown="mean"'
+            raise no_known_word(f"texts[{first + empty[0]}]", words, remedy)
+        return self.embed(rows, ends)
 
     def _find_features(self, rows: Ints) -> tuple[Array, Ints]:
         """Return features of words, and the row of each of these words among them."""
