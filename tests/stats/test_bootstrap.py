@@ -8,6 +8,7 @@ from sklearn.datasets import load_linnerud
 
 from diptych import AWCCA, InputError
 from diptych.cca import SpectralFilter, regularized_cca
+from diptych.cca._canonical import check_components
 from diptych.stats import _bootstrap, _resampling, bootstrap, loadings
 from diptych.stats._pairs import ResampledBlocks, prepare_pairs
 from diptych.stats._resampling import match_components, prepare_resamples, refit_resamples
@@ -61,8 +62,8 @@ def test_a_resample_is_a_fit_of_the_repeated_rows(seed, sizes, kind, blocks):
     }[kind].fit(x, y, pairing)
     pairs = prepare_pairs(model, x, y, pairing, "search")
     labels = np.arange(len(x)) // 3 if blocks else None
-    wanted = pairs.count_components(3)
-    estimate = regularized_cca(pairs.spectra, *pairs.filters, wanted)
+    most = check_components(pairs.spectra, *pairs.filters, None)
+    estimate = regularized_cca(pairs.spectra, *pairs.filters, min(3, most))
     sample = prepare_resamples(pairs, estimate, labels, seed)
     (refit,) = refit_resamples(sample, range(7, 8))
     expected, count = refit_with_awcca(model, sample, x, y, pairing, 7)

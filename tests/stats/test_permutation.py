@@ -16,7 +16,7 @@ from diptych.cca import SpectralFilter
 from diptych.stats import _chains, permutation_test
 from diptych.stats._chains import Remainder, draw_largest
 from diptych.stats._pairs import ExchangeBlocks, prepare_pairs
-from diptych.stats._permutation import _remove, _whiten_pairs, permuted_correlations
+from diptych.stats._permutation import _remove, _whiten_pairs
 from engines import InTree
 
 GAMMA = (20.0, 30.0)
@@ -35,6 +35,13 @@ def unrelated(seed, rows=20, features=(30, 25), signal=0.0):
 def rotate(model, x, y, pairing=None, blocks=None):
     """Return the rotated whitened views of a test and their correlations."""
     return _whiten_pairs(prepare_pairs(model, x, y, pairing, "search"), blocks).rotate()
+
+
+def permuted_correlations(model, x, y, orders, pairing=None):
+    """Return the first correlation for each permutation: row i of the permuted x is row ``order[i]``."""
+    whitened = _whiten_pairs(prepare_pairs(model, x, y, pairing, "search"), None)
+    remainder = Remainder(whitened.a, whitened.b, whitened.blocks)
+    return np.concatenate([remainder.evaluate(np.asarray(order)[None, :])[0] for order in orders])
 
 
 FILTERS = {

@@ -13,8 +13,9 @@ from diptych._checks import InputError, Task, check_count, check_number, check_s
 from diptych._progress import progress_bar
 from diptych._threads import map_parallel, one_blas_thread
 from diptych.cca import Engine, Spectra, regularized_cca
+from diptych.cca._canonical import check_components
 from diptych.stats._loadings import make_loadings
-from diptych.stats._pairs import make_seed, prepare_pairs, run_pieces
+from diptych.stats._pairs import count_components, make_seed, prepare_pairs, run_pieces
 from diptych.stats._resampling import (
     BLOCK_BYTES,
     RefittedView,
@@ -193,7 +194,7 @@ def bootstrap(
         raise InputError(f"confidence={confidence} is not between 0 and 1; give for example 0.95.")
     with one_blas_thread(), progress_bar("bootstrap", verbose):
         pairs = prepare_pairs(model, X, y, pairing, task, device)
-        n_components = pairs.count_components(n_components)
+        n_components = count_components(n_components, check_components(pairs.spectra, *pairs.filters, None))
         _check_memory(pairs.spectra, n_resamples, n_components)
         estimate = regularized_cca(pairs.spectra, *pairs.filters, n_components)
         resampled = prepare_resamples(pairs, estimate, blocks, make_seed(random_state))

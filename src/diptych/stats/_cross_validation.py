@@ -15,7 +15,7 @@ from diptych.cca import AWCCA, Engine, normalize, project
 from diptych.cca._fit import params_by_task, scale_params
 from diptych.cca._fitted import second_view
 from diptych.cca.selection._grids import PairRows, select_rows
-from diptych.stats._pairs import COMPONENTS, block_codes, check_unweighted
+from diptych.stats._pairs import block_codes, check_unweighted, count_components
 from diptych.stats._tables import component_frame, format_components
 
 
@@ -134,12 +134,7 @@ def cross_validated_correlations(
             variates_y.append(to_numpy(v) * scale)
             in_sample.append(to_numpy(canonical.train_correlations))
             progress((number + 1) / len(splits))
-    most = min(map(len, in_sample))
-    if n_components is not None and n_components > most:
-        raise InputError(
-            f"n_components={n_components} is more than the model of a fold has; give 1 to {most}."
-        )
-    kept = min(COMPONENTS, most) if n_components is None else n_components
+    kept = count_components(n_components, min(map(len, in_sample)))
     variates_x, variates_y = ([u[:, :kept] for u in views] for views in (variates_x, variates_y))
     folds = np.stack([_correlate(u, v) for u, v in zip(variates_x, variates_y, strict=True)])
     return CrossValidatedCorrelations(

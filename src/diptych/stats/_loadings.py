@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Array, Floats, namespace, to_numpy
-from diptych._checks import InputError, Task, check_count, check_task
+from diptych._checks import InputError, Task, check_task
 from diptych.cca import CanonicalModel, Spectra
 from diptych.cca._canonical import keep_components
 from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._sparse import SparseVectors, multiply_any
-from diptych.stats._pairs import COMPONENTS, names_of
+from diptych.stats._pairs import COMPONENTS, count_components, names_of
 from diptych.stats._tables import component_frame, feature_frame, format_table, make_labels
 
 _TABLES = {
@@ -153,9 +153,7 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     canonical = model.models_[task]
     if n_components is not None:
         most = int(canonical.correlations.shape[0])
-        if check_count(n_components, "n_components") > most:
-            raise InputError(f"n_components={n_components} is more than the model has; give 1 to {most}.")
-        canonical = keep_components(canonical, n_components)
+        canonical = keep_components(canonical, count_components(n_components, most))
     names = names_of(model, "feature_names_in_"), names_of(model, "y_feature_names_in_")
     return make_loadings(spectra, canonical, *names)
 

@@ -19,7 +19,7 @@ from diptych._checks import DataWarning, InputError, Task, check_count, check_pa
 from diptych._devices import copy_to_device
 from diptych._threads import map_parallel
 from diptych.cca import Engine, Spectra, normalize, spectra
-from diptych.cca._canonical import check_components, filters_of
+from diptych.cca._canonical import filters_of
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._fit import params_by_task
 from diptych.cca._fitted import FittedAWCCA, second_view
@@ -44,11 +44,14 @@ class PreparedPairs:
     names_x: list[str] | None
     names_y: list[str] | None
 
-    def count_components(self, n_components: int | None) -> int:
-        """Return the number of components to compute: ``n_components``, or the first ``COMPONENTS``."""
-        wanted = None if n_components is None else check_count(n_components, "n_components")
-        most = check_components(self.spectra, *self.filters, wanted)
-        return min(COMPONENTS, most) if wanted is None else wanted
+
+def count_components(n_components: int | None, most: int) -> int:
+    """Return the number of components to compute: ``n_components``, or the first ``COMPONENTS``."""
+    if n_components is None:
+        return min(COMPONENTS, most)
+    if check_count(n_components, "n_components") > most:
+        raise InputError(f"n_components={n_components} is not possible here; give 1 to {most}, or None.")
+    return n_components
 
 
 def prepare_pairs(
