@@ -197,5 +197,5 @@ def test_missing_sentence_transformers_names_the_install_command(monkeypatch):
 def test_an_object_that_is_not_an_encoder_is_refused():
     with pytest.raises(InputError, match="int is not a sentence encoder"):
         sentence_encoder(3)
-    with pytest.raises(InputError, match="one string"):
+    with pytest.raises(InputError, match="one str"):
         sentence_encoder(lengths).encode("a dog")

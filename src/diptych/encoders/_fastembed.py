@@ -30,6 +30,7 @@ from diptych._persistence import file_digest, parse_json
 from diptych._threads import set_session_options
 from diptych.encoders._image import View, make_example
 from diptych.encoders._networks import list_network_files, reopen
+from diptych.encoders._words import iterate_texts
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -98,14 +99,13 @@ class FastembedEncoder:
 
     def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Return the features of 8-bit RGB images, or of texts, one row for each."""
-        if isinstance(inputs, str):
-            raise InputError("texts is one string; pass a list of texts: [text].")
+        inputs = list(iterate_texts(inputs))
         if not inputs:
             return np.empty((0, self.dimension), np.float32)
         view = self._files.view
         try:
             # Queries are encoded as captions are, because the model of both views is fitted on captions.
-            rows = np.stack(list(self._model.embed(list(inputs), batch_size=_BATCH[view])))
+            rows = np.stack(list(self._model.embed(inputs, batch_size=_BATCH[view])))
         except Exception as error:  # fastembed passes on what onnxruntime and others raise
             raise InputError(f"{self.label} could not encode these {view}s ({error}).") from None
         features: np.ndarray[Any, Any] = check_view(rows, f"the output of {self.label}")

@@ -43,10 +43,10 @@ from diptych.encoders._words import (
     Text,
     Tokenizer,
     find_ignored_words,
+    iterate_texts,
     mean_rows,
     no_known_word,
     split_blocks,
-    split_texts,
     text_lengths,
     tokenize,
 )
@@ -206,8 +206,7 @@ class HKSEEncoder:
         """Return the features of a stream of texts block by block; one block is in memory at a time."""
         check_choice(unknown, UNKNOWN, "unknown")
         check_count(block_rows, "block_rows")
-        split_texts(texts)  # raises an error for a wrong type now, not at the first block
-        blocks = enumerate(split_blocks(texts, block_rows))
+        blocks = enumerate(split_blocks(iterate_texts(texts), block_rows))
         return (self._encode_block(block, number * block_rows, unknown) for number, block in blocks)
 
     def encode_queries(self, texts: Iterable[str]) -> tuple[Array, list[tuple[str, ...]]]:
@@ -216,7 +215,7 @@ class HKSEEncoder:
         A query without a known word is an error that names its words.
         """
         parts, ignored = [], list[tuple[str, ...]]()
-        for block in split_blocks(texts, BLOCK_ROWS):
+        for block in split_blocks(iterate_texts(texts), BLOCK_ROWS):
             corpus = Corpus.of(block, self.tokenizer)
             rows, ends = corpus.lookup(self.query_words)
             n_found, n_words = text_lengths(ends).tolist(), text_lengths(corpus.ends).tolist()

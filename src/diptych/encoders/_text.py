@@ -16,6 +16,7 @@ from diptych._checks import InputError, check_view, import_package, missing_pack
 from diptych._persistence import file_digest
 from diptych.encoders._fastembed import FASTEMBED, open_fastembed
 from diptych.encoders._hkse_encoder import is_hkse
+from diptych.encoders._words import iterate_texts
 
 
 @runtime_checkable
@@ -110,7 +111,7 @@ class CallableEncoder:
 
     def encode(self, texts: list[str]) -> Array:
         """Return the features of texts, one row per text."""
-        texts = _check_texts(texts)
+        texts = list(iterate_texts(texts))
         features = check_view(self._function(texts), "the encoder's output")
         if features.shape[0] != len(texts):
             raise InputError(
@@ -195,9 +196,3 @@ def _hide_progress() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _check_texts(texts: Any) -> list[str]:
-    if isinstance(texts, str):
-        raise InputError("texts is one string; pass a list of texts: [text].")
-    return list(texts)

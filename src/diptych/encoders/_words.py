@@ -98,14 +98,18 @@ def split_texts(
     texts: Iterable[Text], tokenizer: Tokenizer = tokenize, first: int = 0
 ) -> Iterator[list[str]]:
     """Return the words of each text; ``first`` is the position of the first text, for error messages."""
+    return (_split_text(text, i, tokenizer) for i, text in enumerate(iterate_texts(texts), start=first))
+
+
+def iterate_texts(texts: Iterable[T]) -> Iterator[T]:
+    """Return an iterator of texts; refuse one text in place of a list of them."""
     kind = type(texts).__name__
     if isinstance(texts, str | bytes):
         raise InputError(f"texts is one {kind}; pass a list of texts: [text].")
     try:
-        iterator = iter(texts)
+        return iter(texts)
     except TypeError:
         raise InputError(f"texts is a {kind}; pass a list of strings, or of lists of words.") from None
-    return (_split_text(text, i, tokenizer) for i, text in enumerate(iterator, start=first))
 
 
 def _split_text(text: Any, position: int, tokenizer: Tokenizer) -> list[str]:

@@ -136,11 +136,11 @@ def cross_validated_correlations(
             progress((number + 1) / len(splits))
     kept = count_components(n_components, min(map(len, in_sample)))
     variates_x, variates_y = ([u[:, :kept] for u in views] for views in (variates_x, variates_y))
-    folds = np.stack([_correlate(u, v) for u, v in zip(variates_x, variates_y, strict=True)])
+    folds = np.stack([_correlate_columns(u, v) for u, v in zip(variates_x, variates_y, strict=True)])
     return CrossValidatedCorrelations(
         folds,
         np.mean(folds, axis=0),
-        _correlate(np.concatenate(variates_x), np.concatenate(variates_y)),
+        _correlate_columns(np.concatenate(variates_x), np.concatenate(variates_y)),
         np.mean([correlations[:kept] for correlations in in_sample], axis=0),
     )
 
@@ -195,7 +195,7 @@ def _split(
         yield select_rows(pairing, masks[0]), select_rows(pairing, masks[1])
 
 
-def _correlate(u: Floats, v: Floats) -> Floats:
+def _correlate_columns(u: Floats, v: Floats) -> Floats:
     """Return the correlation of each pair of columns; 0 for a constant one, NaN for fewer than three rows."""
     if len(u) < 3:
         return np.full(u.shape[1], np.nan)

@@ -198,7 +198,7 @@ def make_loadings(
 def _correlate(s: Array, directions: Array, products: Array, variates: Array, spectra: Spectra) -> Floats:
     """Return correlations of features with variates, of which both are given in singular directions."""
     xp = namespace(s)
-    deviations = _feature_lengths(directions * s)
+    deviations = _row_lengths(directions * s)
     # Of a feature with less than the resolution of the spectra, only rounding error is left.
     n, p = spectra.count, int(directions.shape[0])
     epsilon = float(xp.finfo(xp.float64).eps)
@@ -209,7 +209,7 @@ def _correlate(s: Array, directions: Array, products: Array, variates: Array, sp
     return np.where(to_numpy(varies)[:, None], np.clip(to_numpy(table), -1.0, 1.0), np.nan)
 
 
-def _feature_lengths(scaled: Array) -> Array:
+def _row_lengths(scaled: Array) -> Array:
     """Return the lengths of the rows of V S, some directions at a time: a sparse view's may be too large."""
     total = 0.0
     xp = namespace(scaled) if not isinstance(scaled, SparseVectors) else np
