@@ -46,14 +46,15 @@ class SeveralEncoders:
     def prepare(self, item: Any) -> tuple[Any, ...]:
         """Do the work of each encoder that needs one input alone."""
         return tuple(
-            encoder.prepare(item) if hasattr(encoder, "prepare") else item for encoder in self.encoders
+            encoder.prepare(item) if hasattr(encoder, "encode_prepared") else item
+            for encoder in self.encoders
         )
 
     def encode_prepared(self, prepared: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
         """Return the features of inputs that went through ``prepare``, one row per input."""
         features = []
         for i, encoder in enumerate(self.encoders):
-            encode = encoder.encode_prepared if hasattr(encoder, "prepare") else encoder.encode
+            encode = encoder.encode_prepared if hasattr(encoder, "encode_prepared") else encoder.encode
             features.append(encode([parts[i] for parts in prepared]))
         return self._join(features, len(prepared))
 
