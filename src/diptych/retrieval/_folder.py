@@ -69,7 +69,7 @@ from diptych.cca._description import ModelDescription
 from diptych.cca._moments import Moments
 from diptych.cca._projector import Projector, ProjectorConfig
 from diptych.cca._weighting import check_normalization
-from diptych.encoders._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
+from diptych.encoders._hkse_encoder import INSIDE, WORDS, HKSEEncoder, read_hkse, write_hkse
 from diptych.retrieval._calibration import TaskCalibration
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._fitted import Fitted, Learned, OutlierDetector, name_views
@@ -232,7 +232,7 @@ class LoadedModel:
     fitted: Fitted
     store: Store
     records: dict[View, EncoderRecord]
-    hkse: FittedHKSE | None
+    hkse: HKSEEncoder | None
     keep_features: bool
     views: ViewNames
     version: str = ""
@@ -262,12 +262,12 @@ class Base:
     identity: tuple[int, int]
     first_key: int
     fitted: Fitted | None
-    hkse: FittedHKSE | None
+    hkse: HKSEEncoder | None
     journal: int
 
     @classmethod
     def start(
-        cls, version: Version, store: Store, fitted: Fitted, hkse: FittedHKSE | None, journal: int
+        cls, version: Version, store: Store, fitted: Fitted, hkse: HKSEEncoder | None, journal: int
     ) -> Base:
         """Count changes of a store from now on."""
         first_key = 0
@@ -414,7 +414,7 @@ def read_version(
         hkse = None
         if text and TEXT_FILES[0] in files:
             files.check(TEXT_FILES[0])
-            hkse = read_hkse(FittedHKSE, files.folder / TEXT, mmap=mmap)
+            hkse = read_hkse(files.folder / TEXT, mmap=mmap)
         records = {
             view: record.strip_paths() if published else record.locate(version.folder)
             for view, record in config.model.encoders.items()
@@ -452,7 +452,7 @@ def load_from_store(store: Store, *, text: bool = True, opened: Encoders | None 
             if text and (opened is None or opened.match_open("text", config.encoders) is None):
                 if store.read_model(folder, TEXT_FILES) != version:
                     continue  # another process has replaced the model meanwhile
-                hkse = read_hkse(FittedHKSE, folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
+                hkse = read_hkse(folder / TEXT) if (folder / TEXT_FILES[0]).exists() else None
         records, names = dict(config.encoders), config.names
         return LoadedModel(fitted, store, records, hkse, config.keep_features, names, version)
 

@@ -74,8 +74,7 @@ if TYPE_CHECKING:
 
     from diptych.cca import AWCCA, Engine
     from diptych.data import PairedDataset, PairedViews
-    from diptych.encoders import ImageEncoder, SentenceEncoder
-    from diptych.encoders._fitted_hkse import FittedHKSE
+    from diptych.encoders import HKSE, ImageEncoder, SentenceEncoder
     from diptych.fusion import Fusion
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._near_duplicates import Duplicates
@@ -92,9 +91,7 @@ if TYPE_CHECKING:
     Parts: TypeAlias = Part | Sequence[Part | tuple[Part, float]]
     FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
     OneImageEncoder: TypeAlias = str | os.PathLike[str] | ImageEncoder
-    OneTextEncoder: TypeAlias = (
-        str | os.PathLike[str] | FittedHKSE | SentenceEncoder | Callable[[list[str]], Array]
-    )
+    OneTextEncoder: TypeAlias = str | os.PathLike[str] | HKSE | SentenceEncoder | Callable[[list[str]], Array]
     ImageEncoderLike: TypeAlias = OneImageEncoder | Sequence[OneImageEncoder] | None
     TextEncoderLike: TypeAlias = OneTextEncoder | Sequence[OneTextEncoder] | None
 
