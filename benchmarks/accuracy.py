@@ -51,7 +51,7 @@ from pathlib import Path  # noqa: E402
 import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA  # noqa: E402
-from diptych.cca._projector import Correction, compute_offsets, csls_offsets  # noqa: E402
+from diptych.cca._correction import Correction, compute_offsets, csls_offsets  # noqa: E402
 from diptych.encoders import HKSE, RandomFourier  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
 from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402

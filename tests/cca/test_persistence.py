@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from diptych import AWCCA, InputError
 from diptych._model_folder import new_version
 from diptych._persistence import read_json
-from diptych.cca._fitted import FittedAWCCA
 from saved_files import edit_config, files_of, seal, seal_config
 
 
@@ -203,29 +202,3 @@ def test_swapped_tensors_are_refused(model, data, tmp_path):
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match="is not a folder"):
         AWCCA.load(tmp_path / "nothing")
-
-
-def test_a_model_is_loaded_and_used_without_scikit_learn(model, data, tmp_path):
-    model.save(tmp_path / "model")
-    script = """
-import sys
-import numpy as np
-from diptych.cca._fitted import FittedAWCCA
-from diptych.fusion._fitted import FittedFusion
-
-model = FittedAWCCA.load(sys.argv[1])
-np.save(sys.argv[2], model.transform(np.load(sys.argv[3])))
-assert not {"sklearn", "pandas"} & {*sys.modules}
-"""
-    np.save(tmp_path / "x.npy", data[0])
-    arguments = [str(tmp_path / name) for name in ("model", "vectors.npy", "x.npy")]
-    subprocess.run([sys.executable, "-c", script, *arguments], check=True)
-    np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), model.transform(data[0]))
-
-
-def test_a_loaded_model_becomes_an_estimator(model, data, tmp_path):
-    model.save(tmp_path / "model")
-    estimator = FittedAWCCA.load(tmp_path / "model").make_estimator()
-    assert isinstance(estimator, AWCCA)
-    assert estimator.get_params() == model.get_params()
-    np.testing.assert_array_equal(estimator.transform(data[0]), model.transform(data[0]))

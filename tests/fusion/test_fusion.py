@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -68,7 +69,7 @@ def test_never_worse_on_validation_than_the_best_part():
             chosen = model.selection_.tasks[task]
             assert chosen.value >= max(part.value for part in chosen.parts)
             # What was promised is what the fitted model gives where no query is too far for the correction.
-            model.gates_[task] = None
+            model.hubness_[task] = replace(model.hubness_[task], gate=None)
             ranks = model.ranks(*validation, task=task)
             assert mean_recall(ranks) == pytest.approx(chosen.value, abs=0.01)
             plain = max(u.recall["r@1"] for p in chosen.parts for u in p.tried)
@@ -106,8 +107,8 @@ def test_the_bank_is_of_training_queries_and_no_query_changes_an_item():
     training, (x, y, pairing) = blocks()
     fitted = Fusion(parts="together", grid=6, bank=150, hubness=("csls",), polish=False)
     fitted.fit(*training, validation=(x, y, pairing))
-    assert len(fitted.banks_["search"]) == 150
-    assert len(fitted.banks_["annotate"]) == len(training[0]["a"])
+    assert len(fitted.hubness_["search"].bank) == 150
+    assert len(fitted.hubness_["annotate"].bank) == len(training[0]["a"])
     few = fitted.items({k: v[:5] for k, v in x.items()})
     # Features, then a bank of 150 queries.
     assert_close(fitted.items(x)[:5], few, 14 + 8 + 150)

@@ -12,7 +12,7 @@ from diptych.cca import Moments, spectra_from_moments
 from diptych.fusion import Block, Fusion, Part
 from diptych.fusion._blocks import JointMoments, apply_geometry, sum_pairs
 from diptych.fusion._fitting import _draw_bank
-from diptych.fusion._members import embed_members, refit_member
+from diptych.fusion._members import embed_members, joint_widths, refit_member
 from generated_pairs import make_dual_features, make_fused_blocks
 from tolerance import assert_close
 
@@ -86,7 +86,7 @@ def test_on_the_same_moments_it_is_the_same_model(fitted):
     for task in TASKS:
         assert_close(score(again, unseen, task), score(fitted, unseen, task), 200, condition=50.0)
         assert [m.params for m in again.members_[task]] == [m.params for m in fitted.members_[task]]
-        assert len(again.banks_[task]) == len(fitted.banks_[task]) > 0
+        assert len(again.hubness_[task].bank) == len(fitted.hubness_[task].bank) > 0
     assert again.members_ is not fitted.members_
 
 
@@ -136,7 +136,7 @@ def test_with_added_pairs_every_member_is_that_of_all_pairs(fitted, seed, more):
         {k: np.concatenate([p[i][k] for p in everything]) for k in everything[0][i]} for i in (0, 1)
     )
     pairing = np.concatenate([p[2] + offset for p, offset in zip(everything, offsets, strict=True)])
-    joint = JointMoments(fitted.make_moments(*whole, pairing), fitted._models().moment_widths())
+    joint = JointMoments(fitted.make_moments(*whole, pairing), joint_widths(fitted.geometry_, fitted.members_))
     for task in TASKS:
         for old, new in zip(fitted.members_[task], again.members_[task], strict=True):
             factor = (before + 2 * more) / before
@@ -160,8 +160,8 @@ def test_the_bank_is_carried_over(fitted):
             _draw_bank(fitted._settings(), task, (blocks, blocks, None)),
             view,
         )
-        stale = fitted.banks_[task]
-        carried = again.banks_[task]
+        stale = fitted.hubness_[task].bank
+        carried = again.hubness_[task].bank
         n = len(again.members_[task])
         assert np.mean(np.sum(carried * true, axis=1)) / n > 0.97
         assert np.mean(np.sum(carried * true, axis=1)) > np.mean(np.sum(stale * true, axis=1))

@@ -143,7 +143,7 @@ def tolerances(retriever, rows, view, task):
         else:
             limits.append(np.divide(sums, lengths, out=np.zeros_like(sums), where=lengths > 0))
     largest = factor * np.max(limits, axis=0)
-    gate = model.gates_[task] if isinstance(model, Fusion) else None
+    gate = model.hubness_[task].gate if isinstance(model, Fusion) else None
     if gate is not None and SEARCHED[task] != view:
         # What rounding of the coordinates changes in the sum of their squares, times the slope of the gate.
         changes = [
@@ -178,7 +178,7 @@ def test_the_vectors_are_those_of_python(fit, exported, name, view, task):
 
 def test_the_models_above_have_everything_that_a_fusion_may_have(fit):
     fusions = [fit(name).fitted.model for name, model in MODELS.items() if isinstance(model, Fusion)]
-    tasks = [(each.members_[task], each.corrections_[task]) for each in fusions for task in each.members_]
+    tasks = [(each.members_[task], each.hubness_[task].correction) for each in fusions for task in each.members_]
     assert any(len(members) > 1 and correction.strength > 0 for members, correction in tasks)
     assert any(correction.kind == "none" for _, correction in tasks)
     parts = [member.part for members, _ in tasks for member in members]

@@ -196,11 +196,11 @@ class TestRefit:
             assert "moments_" not in vars(retriever.fitted.model)
         add_pairs(retriever, blocks, 150, 320)
         banks, previous = (
-            {task: bank.copy() for task, bank in retriever.fitted.model.banks_.items()},
+            {task: part.bank.copy() for task, part in retriever.fitted.model.hubness_.items()},
             retriever.fitted.model,
         )
         retriever.refit()
-        assert all(np.array_equal(previous.banks_[task], bank) for task, bank in banks.items())
+        assert all(np.array_equal(previous.hubness_[task].bank, bank) for task, bank in banks.items())
         more = expected.make_moments(*take(blocks, 150, 320))
         expected.refit_moments(moments + more, moments.count)
         x, y = blocks

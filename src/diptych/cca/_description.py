@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -117,6 +118,13 @@ def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
         return value.item() if isinstance(value, np.generic) else getattr(value, "__name__", str(value))
 
     return {name: plain(value) for name, value in params.items()}
+
+
+def without_filter(path: Path | None) -> Path | None:
+    """Return a path as it is stored: without the function of a custom filter."""
+    if path is None or path.grid.filter is None:
+        return path
+    return replace(path, grid=replace(path.grid, filter=None))
 
 
 def check_path(path: Path | None) -> None:

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,36 +16,40 @@ from diptych._checks import (
     DataWarning,
     InputError,
     Task,
+    check_choice,
+    check_count,
     check_matrix,
     check_number,
     check_pair_of_views,
     check_pairing,
     check_same_backend,
     check_sample_weight,
+    check_seed,
+    check_similarity,
 )
 from diptych._devices import copy_to_device
 from diptych._progress import progress_bar
 from diptych.cca._canonical import (
     CanonicalModel,
-    ChosenPoint,
-    DeferredModels,
-    ValidationPairs,
     forced_ones,
     keep_components,
     ranking_maps,
     regularized_cca,
 )
 from diptych.cca._filters import (
+    SHRINKAGES,
     AnyFilter,
     CustomFilter,
     Filters,
+    Shrinkage,
     Tikhonov,
+    check_filter,
     custom_filter,
     make_filters,
     shrinkage_gammas,
 )
-from diptych.cca._fitted import Selection
-from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
+from diptych.cca._models import ChosenPoint, ValidationPairs
+from diptych.cca._moments import DEVICE_BLOCK_BYTES, PRECISIONS, Moments
 from diptych.cca._polish import (
     COMPONENTS,
     EPOCHS,
@@ -56,9 +60,16 @@ from diptych.cca._polish import (
     polish_vectors,
     sample_pairs,
 )
-from diptych.cca._spectra import Spectra, check_some_weight, resolve_solver, spectra, spectra_from_moments
+from diptych.cca._spectra import (
+    SOLVERS,
+    Spectra,
+    check_some_weight,
+    resolve_solver,
+    spectra,
+    spectra_from_moments,
+)
 from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, PairBlock, Preparation, sum_blocks
-from diptych.cca._weighting import maps, normalize, project
+from diptych.cca._weighting import check_normalization, check_weighting, maps, normalize, project
 from diptych.cca.selection._grids import Kind, Path, hold_out, holdout_size, make_grid
 from diptych.cca.selection._leave_one_out import left_out
 from diptych.cca.selection._path import leave_one_out_path, regularization_path
@@ -74,8 +85,58 @@ Params: TypeAlias = tuple[float, float] | Mapping[Task, tuple[float, float]]
 Dimensions: TypeAlias = dict[Task, int | None]
 Pairs: TypeAlias = tuple[Array, Array, Array]
 
+Selection: TypeAlias = Literal["validation", "leave-one-out"] | Shrinkage
+SELECTIONS: tuple[Selection, ...] = ("validation", "leave-one-out", *SHRINKAGES)
+
 FEW = 20
 """With fewer rows of X than this, there may be too few to hold some out."""
+
+
+def check_settings(settings: Any) -> None:
+    """Raise an error for wrong settings of an ``AWCCA``; its grid and params are not looked at."""
+    check_filter(settings.filter)
+    check_choice(settings.solver, SOLVERS, "solver")
+    check_choice(settings.precision, PRECISIONS, "precision")
+    check_similarity(settings.similarity)
+    check_choice(settings.path_metrics, ("metric", "all"), "path_metrics")
+    check_weighting(settings.weighting)
+    check_choice(settings.selection, SELECTIONS, "selection")
+    if settings.params is None:
+        _check_selection(settings)
+    metric(settings.metric)
+    if settings.polish and (settings.similarity != "cosine" or settings.selection != "validation"):
+        raise InputError(
+            "polish=True learns cosines, and chooses its epochs on validation pairs; use "
+            "similarity='cosine' and selection='validation'."
+        )
+    check_seed(settings.random_state)
+    if settings.n_components not in (None, "auto"):
+        check_count(settings.n_components, "n_components")
+    if not isinstance(settings.normalize, (tuple, list)) or len(settings.normalize) != 2:
+        raise InputError(
+            f"normalize={settings.normalize!r} is not a pair; give one name for X and one for Y."
+        )
+    for name in settings.normalize:
+        check_normalization(name)
+
+
+def _check_selection(settings: Any) -> None:
+    """Raise an error for settings that cannot be selected without validation pairs."""
+    selection = settings.selection
+    if selection == "validation":
+        return
+    if settings.filter != "tikhonov" or settings.n_components == "auto":
+        raise InputError(
+            f"selection={selection!r} selects Tikhonov's γ and no dimension; use filter='tikhonov' and a "
+            "number for n_components, or selection='validation'."
+        )
+    if selection == "leave-one-out" and (
+        settings.weighting != "asymmetric" or settings.n_components is not None
+    ):
+        raise InputError(
+            "selection='leave-one-out' supports the asymmetric weighting at full dimension only; use "
+            "selection='validation' for others."
+        )
 
 
 def params_by_task(params: Any) -> ByTask:
@@ -517,12 +578,6 @@ class Fit:
     def _check_solver(self, source: str) -> None:
         if self.settings.solver == "svd":
             raise InputError(f"solver='svd' needs both views in memory, not {source}; give solver='gram'.")
-
-
-def polished_models(models: Mapping[Task, CanonicalModel]) -> dict[Task, CanonicalModel]:
-    """Return the models that are polished; a polished one has been made already."""
-    computed = models.computed if isinstance(models, DeferredModels) else models
-    return {task: model for task, model in computed.items() if model.polish is not None}
 
 
 def warn_of_ones(filters: Mapping[Task, Filters], spectra: Spectra) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from diptych._arrays import Floats, to_numpy
-from diptych._checks import InputError, check_view
+from diptych._checks import InputError, check_pairing, check_view
 from diptych._persistence import Schema
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments, Precision
 from diptych.cca._spectra import Axes, Spectra, decompose_gram, spectra_from_moments
@@ -158,6 +158,12 @@ def as_blocks(view: Any, name: str) -> Blocks:
     if len(set(lengths.values())) > 1:
         raise InputError(f"the blocks of {name} have {lengths} rows; give every item in every block.")
     return blocks
+
+
+def as_pairs(x: Any, y: Any, pairing: Any = None) -> Pairs:
+    """Return views and their pairing as blocks, checked."""
+    x, y = as_blocks(x, "x"), as_blocks(y, "y")
+    return x, y, cast(Any, to_numpy(check_pairing(pairing, count_rows(x), next(iter(y.values())))))
 
 
 def count_rows(blocks: Blocks) -> int:

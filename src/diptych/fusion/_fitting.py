@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,11 +19,12 @@ from array_api_compat import is_numpy_array
 
 from diptych._arrays import Floats, fields_to_numpy, move_like, namespace, to_numpy
 from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, TASKS, InputError, Task, check_choice
+from diptych._persistence import Schema
 from diptych._progress import progress_bar
 from diptych.cca import Engine, Moments, Spectra, spectra_from_moments
+from diptych.cca._correction import Correction, Hubness
 from diptych.cca._moments import Precision
 from diptych.cca._polish import COMPONENTS, Polish, choose_epochs, polish_for, polish_vectors
-from diptych.cca._projector import Gate
 from diptych.cca._weighting import to_unit_length
 from diptych.cca.selection._grids import Path, Route, make_grid
 from diptych.fusion._blocks import (
@@ -39,16 +40,6 @@ from diptych.fusion._blocks import (
     sum_pairs,
     take_rows,
 )
-from diptych.fusion._fitted import (
-    BlockReport,
-    FitReport,
-    FusedModels,
-    PartReport,
-    SelectionReport,
-    TaskReport,
-    TriedUse,
-    shape_pairs,
-)
 from diptych.fusion._hubness import Evaluator, PartScores, TaskChoice, choose_correction, choose_weights
 from diptych.fusion._members import (
     AnyPart,
@@ -59,8 +50,10 @@ from diptych.fusion._members import (
     Part,
     Use,
     embed_members,
+    joint_widths,
     make_gate,
     project_pairs,
+    shape_pairs,
     uses_canonical_components,
 )
 from diptych.ranking import metric, ranks
@@ -75,6 +68,27 @@ DOUBT = 3.0
 
 POLISHED = 0.25
 """The weight from which a part is polished; the first always is. Others change the sum too little."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "best": {
+        "parts": "family",
+        "weightings": ("asymmetric", "residual"),
+        "hubness": ("none", "csls"),
+        "refit": True,
+        "n_components": 512,
+        "polish": True,
+    },
+    "plain": {
+        "parts": "together",
+        "weightings": ("asymmetric",),
+        "hubness": ("none",),
+        "refit": False,
+        "n_components": "all",
+        "polish": False,
+    },
+}
+"""``"best"``: every ingredient that helped (``docs/accuracy.md``). ``"plain"``: AW-CCA as in the paper."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +114,75 @@ class Settings:
     def sum(self, pairs: Pairs, **options: Any) -> tuple[JointMoments, Pairs]:
         """Return the moments of pairs, and the pairs with the blocks of a view in one matrix."""
         return sum_pairs(pairs, self.precision, engine=self.engine, device=self.device, **options)
+
+
+Recalls = dict[str, float]
+"""r@1, r@5 and r@10 on validation."""
+
+
+class TriedUse(Use, frozen=True, kw_only=True):
+    """A use of a part and what it brought: recall as it is, and with its best correction."""
+
+    recall: Recalls
+    corrected: Recalls
+    correction: Correction
+
+
+class PartReport(Schema, frozen=True):
+    """The best use of a part for a task, its value, and all that were tried."""
+
+    part: str
+    value: float
+    best: Use
+    tried: list[TriedUse]
+
+
+class TaskReport(Schema, frozen=True):
+    """What was chosen for a task: uses and weights of the parts, and a correction."""
+
+    parts: list[PartReport]
+    weights: list[float]
+    correction: Correction
+    value: float
+    recall: Recalls
+
+
+class BlockReport(Schema, frozen=True):
+    """The normalisation of a block, and r@1 of each candidate where there were several."""
+
+    chosen: str
+    pieces: int
+    r_at_1: dict[str, float] = msgspec.field(name="r@1")
+
+
+class FitReport(Schema, frozen=True):
+    """The scales of a part's blocks, its γ for each task, and their places on the grid."""
+
+    x: dict[str, float]
+    y: dict[str, float]
+    params: dict[Task, tuple[float, float]]
+    choice: dict[Task, tuple[int, int]]
+    seconds: float
+
+
+class SelectionReport(Schema, frozen=True):
+    """What was tried, its value on validation, and what was chosen: ``Fusion.selection_``."""
+
+    criterion: str
+    validation: str
+    refitted: bool
+    geometry: dict[str, BlockReport]
+    parts: list[FitReport]
+    tasks: dict[Task, TaskReport]
+    seconds: float
+
+
+class FusedModels(NamedTuple):
+    """The models of a fusion: the geometry of the blocks, and for each task its members and correction."""
+
+    geometry: dict[str, Side]
+    members: dict[Task, list[Member]]
+    hubness: dict[Task, Hubness]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +233,7 @@ def fit_fusion(
         final = [part.refit(joint) if at in used else part for at, part in enumerate(fitted)]
         models = make(final, [training, validation], joint)
     assert models is not None
-    widths = models.moment_widths()
+    widths = joint_widths(geometry, models.members)
     columns = [(tuple(view), (1.0,) * len(view)) for view in widths]
     moments = fields_to_numpy(joint.moments if widths == joint.widths else joint.take(*columns))
     selection = SelectionReport(
@@ -233,24 +316,20 @@ def _make_models(
 ) -> FusedModels:
     """Return the chosen models, of fitted parts; they are polished on ``pairs``."""
     members: dict[Task, list[Member]] = {}
-    banks: dict[Task, Floats] = {}
-    gates: dict[Task, Gate | None] = {}
-    corrections = {task: report.correction for task, (report, _) in chosen.items()}
+    hubness: dict[Task, Hubness] = {}
     for task, (report, limits) in chosen.items():
-        view = QUERY_VIEW[task]
+        view, gate = QUERY_VIEW[task], None
         members[task] = [
             _make_member(settings, task, part, choice.best, weight, pairs)
             for part, choice, weight in zip(parts, report.parts, report.weights, strict=True)
             if weight
         ]
-        if corrections[task].kind == "none":
-            gates[task] = None
-            banks[task] = np.zeros((0, sum(m.dimension for m in members[task])), dtype=np.float32)
-        else:
-            gates[task] = make_gate(members[task], view, joint, limits)
-            bank = _draw_bank(settings, task, training)
-            banks[task] = embed_members(members[task], bank, view)
-    return FusedModels(geometry, members, corrections, banks, gates)
+        bank = np.zeros((0, sum(m.dimension for m in members[task])), dtype=np.float32)
+        if report.correction.kind != "none":
+            gate = make_gate(members[task], view, joint, limits)
+            bank = embed_members(members[task], _draw_bank(settings, task, training), view)
+        hubness[task] = Hubness(report.correction, bank, gate)
+    return FusedModels(geometry, members, hubness)
 
 
 def _make_member(

@@ -23,8 +23,8 @@ import numpy as np
 from diptych._arrays import Floats
 from diptych._checks import Task
 from diptych._threads import multiply
-from diptych.cca._projector import Correction as Correction  # exported by this package
-from diptych.cca._projector import csls_offsets, measure_distances
+from diptych.cca._correction import Correction as Correction  # exported by this package
+from diptych.cca._correction import csls_offsets, measure_distances
 from diptych.cca._weighting import to_unit_length
 from diptych.ranking import mean_recall, recall_at_k
 from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -15,12 +15,12 @@ from diptych._devices import copy_to_device
 from diptych._persistence import Schema
 from diptych.cca import CanonicalModel, Moments, Spectra, Tikhonov, maps, regularized_cca
 from diptych.cca._canonical import ranking_maps
+from diptych.cca._correction import Gate
 from diptych.cca._description import PartDescription, describe_polish
 from diptych.cca._polish import Polish, carry_polish, sample_pairs
-from diptych.cca._projector import Gate
 from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection._grids import Path
-from diptych.fusion._blocks import Blocks, Columns, JointMoments, Pairs, unit_key
+from diptych.fusion._blocks import Blocks, Columns, JointMoments, Pairs, Side, apply_geometry, unit_key
 from diptych.fusion._hubness import make_rates
 
 
@@ -328,6 +328,32 @@ AnyPart: TypeAlias = FittedPart | IdentityPart
 def identity_blocks(parts: Iterable[Part], view: str) -> set[str]:
     """Return the blocks of a view that identity parts compare as they are."""
     return {getattr(part, view)[0] for part in parts if part.kind == "identity"}
+
+
+def shape_pairs(geometry: Mapping[str, Side], pairs: Pairs, parts: Sequence[Part]) -> Pairs:
+    """Return pairs in the geometry that the models of ``parts`` expect."""
+    x, y = (
+        apply_geometry(geometry[view], blocks, identity_blocks(parts, view))
+        for view, blocks in zip("xy", pairs[:2], strict=True)
+    )
+    return x, y, pairs[2]
+
+
+def joint_widths(
+    geometry: Mapping[str, Side], members: Mapping[Task, Sequence[Member]]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return names and widths of the blocks of both views in the moments of a fusion, in order."""
+    parts = [member.part for of_task in members.values() for member in of_task]
+    x, y = (
+        {name: shape.width for name, shape in geometry[view].items()}
+        | {
+            unit_key(name): shape.width
+            for name, shape in geometry[view].items()
+            if name in identity_blocks(parts, view)
+        }
+        for view in ("x", "y")
+    )
+    return x, y
 
 
 def project_pairs(
