@@ -55,7 +55,7 @@ from diptych.cca._correction import Correction, compute_offsets, csls_offsets  #
 from diptych.encoders import HKSE, RandomFourier  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
 from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
-from diptych.fusion._fitting import Trial, choose_use, fit_part, make_uses  # noqa: E402
+from diptych.fusion._choosing import Trial, choose_use, fit_part, make_uses  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
     NEIGHBOURS,
     STRENGTHS,

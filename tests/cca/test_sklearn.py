@@ -239,7 +239,7 @@ def test_frames_everywhere_change_nothing_but_transform(pair):
 
 @pytest.mark.parametrize("method", ["transform", "predict", "predict_x", "inverse_transform"])
 def test_an_estimator_that_is_not_fitted_says_so(method):
-    with pytest.raises(NotFittedError, match="call fit"):
+    with pytest.raises(NotFittedError, match="not fitted"):
         getattr(AWCCA(), method)(np.ones((2, 2)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, estimator_html_repr
 from sklearn.utils._set_output import _get_container_adapter
 from sklearn.utils.validation import (
@@ -92,7 +92,7 @@ UNSEEN_SHARE = 0.2
 """Share of the rows of X that ``fit_unseen`` holds out."""
 
 
-class AWCCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class AWCCA(BaseEstimator):  # type: ignore[misc]
     r"""Asymmetrically weighted, regularised canonical correlation analysis of two paired views.
 
     One model per task: ``"search"`` finds rows of X (images) for a row of Y (a caption), ``"annotate"`` finds
@@ -491,6 +491,16 @@ class AWCCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         _check_feature_names_in(self, input_features, generate_names=False)
         return _name_components(int(self.models_["search"].correlations.shape[0]))
 
+    def set_output(self, *, transform: str | None = None) -> AWCCA:
+        """Choose what ``transform`` returns: ``"pandas"``, ``"polars"`` or ``"default"``; None: as before.
+
+        scikit-learn's own wrapper of ``transform`` knows neither the index of the second view, nor that the
+        tasks may differ in dimension.
+        """
+        if transform is not None:
+            self._sklearn_output_config = {"transform": transform}
+        return self
+
     def fit_moments(self, moments: Moments, *, validation: tuple[Array, ...] | None = None) -> AWCCA:
         """Fit the ``Moments`` of normalised training pairs.
 
@@ -756,8 +766,6 @@ class AWCCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         adapter = _get_container_adapter("transform", self)
         if adapter is None:
             return vectors
-        # A pair of vectors has two indices, and the tasks may differ in dimension: scikit-learn's own
-        # wrapper knows neither.
         return adapter.create_container(to_numpy(vectors), view, columns=_name_components(vectors.shape[1]))
 
     def _html_repr(self) -> str:  # scikit-learn's hook for notebooks

@@ -48,7 +48,8 @@ from diptych.fusion._blocks import (
     sum_pairs,
     take_rows,
 )
-from diptych.fusion._fitting import PRESETS, FusedModels, SelectionReport, Settings, fit_fusion
+from diptych.fusion._choosing import Settings
+from diptych.fusion._fitting import PRESETS, FusedModels, SelectionReport, fit_fusion
 from diptych.fusion._members import (
     LinearMaps,
     Member,
@@ -98,8 +99,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         Components of each model that are kept, those of the largest correlations.
     polish : bool or None
         Polish the parts that get much weight, as in ``AWCCA``, where that is better on validation.
-    scales : sequence of float
-        Scales to try for each block beside the others of its view; all have total variance 1 before.
     relaxations : sequence of float
         Multiples of the γ that is best for the asymmetric weighting, tried with the other weightings.
     search_weights : bool
@@ -164,7 +163,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         refit: bool | None = None,
         n_components: int | Literal["all"] | None = None,
         polish: bool | None = None,
-        scales: Sequence[float] = (1.0,),
         relaxations: Sequence[float] = (0.5,),
         search_weights: bool = True,
         grid: int | tuple[Any, Any] = 20,
@@ -182,7 +180,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.refit = refit
         self.n_components = n_components
         self.polish = polish
-        self.scales = scales
         self.relaxations = relaxations
         self.search_weights = search_weights
         self.grid = grid
@@ -192,7 +189,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.verbose = verbose
 
-    @one_blas_thread()
     def fit(
         self,
         X: Views,
@@ -228,40 +224,36 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
                 "a fusion reads its views several times to choose; give X and y, each an array or named "
                 "feature blocks. AWCCA fits an iterable of blocks of pairs."
             )
-        self.check_parameters()
         self._fit(as_pairs(X, y, pairing), validation, engine, device, checkpoint)
         return self
 
-    @one_blas_thread()
     def fit_unseen(
         self,
         training: tuple[Any, ...],
         validation: tuple[Any, ...] | None,
         *,
         fewest: int = 0,
-        engine: Engine | None = None,
-        device: str | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> Callable[[], tuple[Fusion, Pairs]]:
         """Fit, and return a function that returns a model and pairs which that model has not seen.
 
         These are the validation pairs. Where the chosen models are fitted again on all pairs, it is what they
-        were before. ``fewest`` is for models that are fitted once more for that.
+        were before. ``options`` are as ``fit`` takes them; ``fewest`` is for models fitted once more.
         """
-        self.check_parameters()
-        pairs = as_pairs(*training)
-        unseen, held_out = self._fit(pairs, validation, engine, device, checkpoint, keep_unseen=True)
-        return lambda: (unseen, held_out)
+        unseen = self._fit(as_pairs(*training), validation, **options, keep_unseen=True)
+        return lambda: unseen
 
+    @one_blas_thread()
     def _fit(
         self,
         pairs: Pairs,
         validation: tuple[Any, ...] | None,
-        engine: Engine | None,
-        device: str | None,
-        checkpoint: str | os.PathLike[str] | None,
+        engine: Engine | None = None,
+        device: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         keep_unseen: bool = False,
     ) -> tuple[Fusion, Pairs]:
+        self.check_parameters()
         training, held_out, description = self._split(pairs, validation)
         with progress_bar("fitting", self.verbose):
             result = fit_fusion(
@@ -474,7 +466,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         model = cls(parts=[part], hubness=("none",))
         zero, eye = np.zeros(width, np.float32), np.eye(width, dtype=np.float32)
         member = Member(part, Use("identity", 1.0), 1.0, LinearMaps(zero, zero, eye, eye))
-        geometry = {view: {view: Geometry("none", 1, 1.0, width)} for view in ("x", "y")}
+        geometry = {view: {view: Geometry(view, width=width)} for view in ("x", "y")}
         bank = np.zeros((0, width), dtype=np.float32)
         hubness = {task: Hubness(Correction(), bank) for task in TASKS}
         model._set_models(FusedModels(geometry, {task: [member] for task in TASKS}, hubness))
@@ -504,7 +496,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             raise InputError("hubness, weightings and relaxations each need at least one value to try.")
         if not isinstance(self.bank, int) or self.bank < 1:
             raise InputError(f"bank={self.bank!r}; give how many training queries to keep, 1 or more.")
-        names = ("scales", "relaxations", "search_weights", "grid", "bank", "random_state", "precision")
+        names = ("relaxations", "search_weights", "grid", "bank", "random_state", "precision")
         values = {name: getattr(self, name) for name in names}
         del preset["refit"]
         return Settings(blocks=dict(self.blocks or {}), engine=engine, device=device, **preset, **values)
@@ -544,11 +536,9 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
 
     def _map_view(self, member: Member, view: ViewKey) -> ViewMap:
         """Return how a member projects a view, from features as they are encoded."""
-        part, uses = member.part, list[BlockUse]()
+        part = member.part
         if part.kind == "identity":
-            uses.append(BlockUse(getattr(part, view)[0], "unit"))
+            uses = [BlockUse(getattr(part, view)[0], "unit")]
         else:
-            for name, scale in zip(*part.columns(view), strict=True):
-                geometry = self.geometry_[view][name]
-                uses.append(BlockUse(name, geometry.normalize, geometry.pieces, geometry.scale * scale))
+            uses = [self.geometry_[view][name].use() for name in part.columns(view)]
         return ViewMap(tuple(uses), member.linear.mean(view), member.linear.map(view))

@@ -20,12 +20,12 @@ from diptych.cca._description import PartDescription, describe_polish
 from diptych.cca._polish import Polish, carry_polish, sample_pairs
 from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection._grids import Path
-from diptych.fusion._blocks import Blocks, Columns, JointMoments, Pairs, Side, apply_geometry, unit_key
+from diptych.fusion._blocks import Blocks, JointMoments, Pairs, Side, apply_geometry, unit_key
 from diptych.fusion._hubness import make_rates
 
 
 class Part(Schema, frozen=True):
-    """Which blocks of X and of Y one model sees side by side, and the scale of each.
+    """Which blocks of X and of Y one model sees side by side.
 
     ``kind="identity"`` fits nothing: it compares one block of X with one block of Y as they are, by their
     cosine, as CLIP and other dual encoders do. Both must have the same width.
@@ -40,23 +40,17 @@ class Part(Schema, frozen=True):
 
     x: tuple[str, ...]
     y: tuple[str, ...]
-    x_scales: tuple[float, ...] = ()
-    y_scales: tuple[float, ...] = ()
     kind: Literal["awcca", "identity"] = "awcca"
 
     def __post_init__(self) -> None:
-        """Check the settings, and set scales that are not given to 1."""
+        """Check the settings."""
         check_choice(self.kind, ("awcca", "identity"), "kind")
         for view in ("x", "y"):
-            names, scales = tuple(getattr(self, view)), tuple(getattr(self, f"{view}_scales"))
-            if not names or (scales and len(scales) != len(names)):
-                raise InputError(f"a part has the blocks {names} and the scales {scales}; give one for each.")
-            if not all(0.0 < scale < float("inf") for scale in scales):
-                raise InputError(f"a part has the scales {scales}; give positive numbers.")
+            names = tuple(getattr(self, view))
+            if not names or (self.kind == "identity" and len(names) > 1):
+                wanted = "one block of each view" if self.kind == "identity" else "at least one of each view"
+                raise InputError(f"a part has the blocks {names} of {view.upper()}; give {wanted}.")
             msgspec.structs.force_setattr(self, view, names)
-            msgspec.structs.force_setattr(self, f"{view}_scales", scales or (1.0,) * len(names))
-            if self.kind == "identity" and (len(names) > 1 or scales not in ((), (1.0,))):
-                raise InputError(f"an identity part has {names}; give one block of each view, and no scales.")
 
     def __str__(self) -> str:
         """Return the blocks, for tables."""
@@ -64,18 +58,13 @@ class Part(Schema, frozen=True):
 
     def features(self, blocks: Blocks, view: str) -> Floats:
         """Return the features that the model sees of one view, ``"x"`` or ``"y"``."""
-        names, scales = self.columns(view)
-        scaled = [
-            blocks[name] if scale == 1.0 else blocks[name] * blocks[name].dtype.type(scale)
-            for name, scale in zip(names, scales, strict=True)
-        ]
-        return scaled[0] if len(scaled) == 1 else np.concatenate(scaled, axis=1)
+        rows = [blocks[name] for name in self.columns(view)]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
 
-    def columns(self, view: str) -> Columns:
-        """Return the blocks that the model sees of one view, and their scales."""
-        if self.kind == "identity":
-            return (unit_key(getattr(self, view)[0]),), (1.0,)
-        return (self.x, self.x_scales) if view == "x" else (self.y, self.y_scales)
+    def columns(self, view: str) -> tuple[str, ...]:
+        """Return the blocks that the model sees of one view."""
+        names: tuple[str, ...] = self.x if view == "x" else self.y
+        return (unit_key(names[0]),) if self.kind == "identity" else names
 
     def spectra(self, joint: JointMoments) -> Spectra:
         """Return the spectra of what the model sees."""

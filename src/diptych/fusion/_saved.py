@@ -64,6 +64,8 @@ class FusionConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
         check_choice(self.preset, tuple(PRESETS), "preset")
         if set(self.geometry) != {"x", "y"} or set(self.tasks) != set(TASKS):
             raise InputError(f"expected the views x and y and the tasks {', '.join(TASKS)}")
+        if any(name != block.name for side in self.geometry.values() for name, block in side.items()):
+            raise InputError("geometry has a block under the name of another")
         for member in (member for task in self.tasks.values() for member in task.members):
             unknown = {*member.part.x} - {*self.geometry["x"]} | {*member.part.y} - {*self.geometry["y"]}
             if unknown:
