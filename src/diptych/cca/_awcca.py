@@ -36,7 +36,7 @@ from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import Tensors
 from diptych._progress import progress_bar
 from diptych._threads import multiply, one_blas_thread
-from diptych.cca._canonical import SMALL, CanonicalModel, ranking_maps
+from diptych.cca._canonical import SMALL, ranking_maps
 from diptych.cca._description import (
     SHOWN_CORRELATIONS,
     ModelDescription,
@@ -48,12 +48,11 @@ from diptych.cca._description import (
 from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._fit import (
     ByTask,
+    Chosen,
     Fit,
     FitResult,
     Pairs,
     Params,
-    Selection,
-    check_settings,
     params_by_task,
     params_of_filters,
     scale_params,
@@ -63,6 +62,7 @@ from diptych.cca._html import describe_fit
 from diptych.cca._models import Models
 from diptych.cca._moments import Moments, Precision
 from diptych.cca._polish import epochs_of
+from diptych.cca._polishing import carry_polishes
 from diptych.cca._prediction import (
     exchange_views,
     keeps_all,
@@ -72,6 +72,7 @@ from diptych.cca._prediction import (
 )
 from diptych.cca._projector import VIEWS, PartMaps, Projector, ViewKey
 from diptych.cca._saved import KIND, AWCCAConfig, pack_model, unpack_model
+from diptych.cca._settings import Selection, check_settings
 from diptych.cca._spectra import Solver, Spectra, moments_from_spectra, spectra_from_moments
 from diptych.cca._streaming import (
     ArrayBlocks,
@@ -310,7 +311,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                     check_view(X, "X", sparse=True)
                     check_view(second, "Y", sparse=True)
                     raise
-            self._set_models(result, fit)
+            self._set_models(result, device)
             self._set_names(names)
         warn_of_ones(self.models_.filters, self.spectra_)
         if checkpoint is not None:
@@ -519,9 +520,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if self.polish and not hasattr(self, "models_"):
             raise InputError("polish=True learns from pairs, which moments do not contain; use fit().")
         polished = self.models_.polished if hasattr(self, "models_") else {}
-        fit = Fit(self)
         with one_blas_thread(), progress_bar("fitting", self.verbose):
-            self._set_models(fit.fit_moments(moments, validation), fit, polished, moments)
+            result = Fit(self).fit_moments(moments, validation)
+            result.made.update(carry_polishes(polished, result.points, moments, self.weighting))
+            self._set_models(result)
             self._set_names({})
         warn_of_ones(self.models_.filters, self.spectra_)
         return self
@@ -557,8 +559,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             else None
             for task in TASKS
         }
-        result = FitResult(spectra_from_moments(moments), params, sizes, self.path_)
-        self._set_models(result, Fit(self), polished, moments)
+        result = Fit(self).make_result(spectra_from_moments(moments), Chosen(params, sizes, self.path_))
+        result.made.update(carry_polishes(polished, result.points, moments, self.weighting))
+        self._set_models(result)
         return self
 
     def refit_copy(
@@ -810,23 +813,16 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             for value in (value for pair in pairs for value in pair):
                 Tikhonov(value) if self.filter == "tikhonov" else TruncatedSVD(value)
 
-    def _set_models(
-        self,
-        result: FitResult,
-        fit: Fit,
-        polished: Mapping[Task, CanonicalModel] | None = None,
-        moments: Moments | None = None,
-    ) -> None:
-        """Set what a fit found; the polish of models before is carried over to those of ``moments``."""
-        points, models = fit.make_points(result, polished or {}, moments)
-        spectra = result.spectra
-        if fit.device is not None:
+    def _set_models(self, result: FitResult, device: str | None = None) -> None:
+        """Set what a fit found."""
+        spectra, points, made = result.spectra, result.points, result.made
+        if device is not None:
             copies: dict[int, Any] = {}
             spectra = fields_to_numpy(spectra, copies)
             points = {task: fields_to_numpy(point, copies) for task, point in points.items()}
-            models = {task: fields_to_numpy(model) for task, model in models.items()}
+            made = {task: fields_to_numpy(model) for task, model in made.items()}
         self.path_, self.spectra_ = result.path, spectra
-        self.models_ = Models(models, points, fit.device)
+        self.models_ = Models(made, points, device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
 

@@ -15,9 +15,9 @@ from diptych._persistence import Schema, Tensors, take_array
 from diptych.cca._canonical import CanonicalModel
 from diptych.cca._description import check_path, without_filter
 from diptych.cca._filters import AnyFilter, CustomFilter, SpectralFilter, Tikhonov, TruncatedSVD
-from diptych.cca._fit import check_settings
 from diptych.cca._models import Models
 from diptych.cca._polish import epochs_of, take_polish
+from diptych.cca._settings import check_settings
 from diptych.cca._spectra import Spectra
 from diptych.cca.selection._grids import Path
 
