@@ -37,14 +37,7 @@ from diptych._persistence import Tensors
 from diptych._progress import progress_bar
 from diptych._threads import multiply, one_blas_thread
 from diptych.cca._canonical import SMALL, ranking_maps
-from diptych.cca._description import (
-    SHOWN_CORRELATIONS,
-    ModelDescription,
-    Spectrum,
-    describe_polish,
-    plain_params,
-    without_filter,
-)
+from diptych.cca._description import ModelDescription, describe_model
 from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._fit import (
     ByTask,
@@ -61,7 +54,6 @@ from diptych.cca._fit import (
 from diptych.cca._html import describe_fit
 from diptych.cca._models import Models
 from diptych.cca._moments import Moments, Precision
-from diptych.cca._polish import epochs_of
 from diptych.cca._polishing import carry_polishes
 from diptych.cca._prediction import (
     exchange_views,
@@ -280,16 +272,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             File for the sum of the blocks: after an interruption, run the same fit again, and it resumes and
             ends with the same numbers. The file is removed after the fit. Blocks without a ``fingerprint``
             are trusted to be the same as before. Views that are decomposed as a whole use none.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> pairing = np.repeat(np.arange(50), 2)  # two rows of y for each row of X
-        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[pairing, :3], pairing)
-        >>> model.spectra_.count
-        100
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
@@ -507,14 +489,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
         ``validation`` is as in ``fit``, not normalised; it is needed unless ``params`` are given. With
         ``polish``, a model that is fitted already keeps its polish as in ``refit_moments``.
-
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> from diptych.cca import Moments
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> parts = Moments.of(x[:20], x[:20, :3]) + Moments.of(x[20:], x[20:, :3])
-        >>> AWCCA(params=(1.0, 1.0)).fit_moments(parts).predict(x).shape
-        (50, 3)
         """
         self.check_parameters()
         if self.polish and not hasattr(self, "models_"):
@@ -533,16 +507,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
         γ is scaled by the number of pairs, k stays, and a guided γ is read from the new spectra. A polish is
         carried over to the new components, not learned again.
-
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> from diptych.cca import Moments
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> first = Moments.of(x[:20], x[:20, :3])
-        >>> model = AWCCA(params=(1.0, 1.0)).fit_moments(first)
-        >>> more = model.refit_moments(first + Moments.of(x[20:], x[20:, :3]), count=20)
-        >>> more.models_["search"].filter_x
-        Tikhonov(gamma=2.5)
         """
         check_is_fitted(self)
         if self.filter == "guided" and self.params is None:
@@ -626,36 +590,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def describe(self) -> ModelDescription:
         """Return what people want to know of the fitted model, as plain data."""
         check_is_fitted(self)
-        models, path = self.models_, without_filter(self.path_)
-
-        def first(task: Task, name: str) -> list[float] | None:
-            values = getattr(models[task], name)
-            return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
-
-        epochs = {task: epochs_of(models[task].polish) for task in TASKS}
-        names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-        polished = {f"{task} model": describe_polish(n) for task, n in epochs.items() if n}
-        kinds = ("correlations", "train_correlations", "validation_correlations")
-        weighting = self.weighting
-        if not isinstance(weighting, str):
-            weighting = float(weighting[0]), float(weighting[1])
-        theory = None
-        if path is None and self.params is None:
-            theory = "ledoit-wolf" if self.selection == "validation" else self.selection
-        return ModelDescription(
-            "AWCCA",
-            {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
-            {task: int(models[task].correlations.shape[0]) for task in TASKS},
-            plain_params({name: getattr(self, name) for name in names} | polished),
-            weighting,
-            epochs,
-            {task: {kind: first(task, kind) for kind in kinds} for task in TASKS},
-            {task: Spectrum.thin(to_numpy(models[task].correlations)) for task in TASKS},
-            metric=None if path is None else path.metric,
-            best={} if path is None else {task: path.best(task) for task in TASKS},
-            theory=theory,
-            path=path,
-        )
+        return describe_model(self)
 
     def make_moments(self, X: Array, y: Array, pairing: Any = None) -> Moments:
         """Return the moments of more pairs, as the model's are: of normalised features."""
