@@ -202,6 +202,7 @@ def _put(config, place, value):
         ("tasks.search.members", "abc", "tasks.*members: Expected `array`, got `str`"),
         ("tasks.search.members.0.weight", float("inf"), "not valid JSON"),
         ("tasks.search.members.0.weight", 0.0, "a member has the weight 0.0"),
+        ("tasks.search.members.0.params", None, "has the γ None"),
         ("tasks.search.members.0.part.x", ["zzz"], "unknown blocks"),
         ("tasks.search.members.0.use.colour", "red", "unknown field `colour`"),
         ("tasks.search.correction.kind", "magic", "correction.kind: Invalid enum value 'magic'"),

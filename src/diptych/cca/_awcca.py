@@ -11,22 +11,18 @@ from typing import Any, Literal, overload
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, estimator_html_repr
-from sklearn.utils._set_output import _get_container_adapter
 from sklearn.utils.validation import (
     _check_feature_names_in,
-    _get_feature_names,
     check_is_fitted,
-    validate_data,
 )
 
-from diptych._arrays import Array, fields_to_numpy, is_sparse, map_arrays, move_like, to_numpy
+from diptych._arrays import Array, fields_to_numpy, is_sparse, map_arrays, to_numpy
 from diptych._checks import (
     TASKS,
     InputError,
     NotFiniteError,
     Similarity,
     Task,
-    check_matrix,
     check_pairing,
     check_task,
     check_view,
@@ -35,36 +31,34 @@ from diptych._checks import (
 from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import Tensors
 from diptych._progress import progress_bar
-from diptych._threads import multiply, one_blas_thread
+from diptych._threads import one_blas_thread
 from diptych.cca._canonical import SMALL, ranking_maps
 from diptych.cca._description import ModelDescription, describe_model
-from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
+from diptych.cca._filters import SpectralFilter
 from diptych.cca._fit import (
-    ByTask,
     Chosen,
     Fit,
     FitResult,
     Pairs,
-    Params,
-    params_by_task,
-    params_of_filters,
-    scale_params,
     warn_of_ones,
 )
+from diptych.cca._frames import check_columns, find_names, label_vectors, name_components
 from diptych.cca._html import describe_fit
 from diptych.cca._models import Models
 from diptych.cca._moments import Moments, Precision
 from diptych.cca._polishing import carry_polishes
-from diptych.cca._prediction import (
-    exchange_views,
-    keeps_all,
-    reconstruction_map,
-    reduced_rank_maps,
-    ridge_maps,
-)
+from diptych.cca._prediction import map_back, prediction_maps, reconstruction_map
 from diptych.cca._projector import VIEWS, PartMaps, Projector, ViewKey
 from diptych.cca._saved import KIND, AWCCAConfig, pack_model, unpack_model
-from diptych.cca._settings import Selection, check_settings
+from diptych.cca._settings import (
+    ByTask,
+    Params,
+    Selection,
+    check_settings,
+    params_by_task,
+    params_of_filters,
+    scale_params,
+)
 from diptych.cca._spectra import Solver, Spectra, moments_from_spectra, spectra_from_moments
 from diptych.cca._streaming import (
     ArrayBlocks,
@@ -77,7 +71,7 @@ from diptych.cca._streaming import (
 )
 from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.cca._weighting import Weighting, maps, normalize, powers
-from diptych.cca.selection._grids import check_grid, check_share, hold_out
+from diptych.cca.selection._grids import hold_out
 from diptych.ranking import metric as ranking_metric
 from diptych.ranking import ranks
 
@@ -285,7 +279,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                 result = fit.fit_blocks(X, validation)
             else:
                 second = second_view(y)
-                names = _find_names(X, y)
+                names = find_names(X, y)
                 try:
                     result = fit.fit_views(X, second, pairing, validation, sample_weight)
                 except NotFiniteError:
@@ -352,7 +346,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             raise InputError("transform got neither X nor y; give at least one view.")
         linear = maps(self.models_[task], self.weighting, task)
         vectors = [
-            self._label_vectors(self._project(view, name, weights, device), view)
+            label_vectors(self, self._project(view, name, weights, device), view)
             for view, name, weights in zip((X, y), VIEWS, linear, strict=True)
             if view is not None
         ]
@@ -434,7 +428,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                         f"the vectors of {name} have {checked.shape[1]} components, but those of this model "
                         f"{weights.shape[1]}; give what transform returns."
                     )
-                features.append(_apply(checked, reconstruction_map(s, v, weights), mean))
+                features.append(map_back(checked, reconstruction_map(s, v, weights), mean))
         if y is not None and self._y_is_vector:
             features[-1] = features[-1][:, 0]
         return features[0] if len(features) == 1 else (features[0], features[1])
@@ -472,7 +466,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         _check_feature_names_in(self, input_features, generate_names=False)
-        return _name_components(int(self.models_["search"].correlations.shape[0]))
+        return name_components(int(self.models_["search"].correlations.shape[0]))
 
     def set_output(self, *, transform: str | None = None) -> AWCCA:
         """Choose what ``transform`` returns: ``"pandas"``, ``"polars"`` or ``"default"``; None: as before.
@@ -635,7 +629,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def _project(self, rows: Any, view: ViewKey, weights: Array, device: str | None = None) -> Array:
         """Return the vectors of one view, in its own backend and precision."""
         rows = rows if view == "x" else second_view(rows)
-        self._check_columns(rows, view)
+        check_columns(self, rows, view)
         return self._view_map(view, weights).embed(rows, view.upper(), device)
 
     def _ranking_maps(self, task: Task) -> tuple[Array, Array]:
@@ -651,22 +645,14 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def _predict(self, rows: Any, view: ViewKey, task: Task) -> Array:
         """Return the other view as it is expected for rows of ``view``."""
         check_is_fitted(self)
-        task = check_task(task)
-        spectra, models = self._check_spectra("predict"), self.models_
-        filters = models.filters[task]
-        if view == "y":
-            spectra, filters = exchange_views(spectra), filters[::-1]
-        if task in models.full and keeps_all(filters[1], spectra.s_y):
-            into, onto = ridge_maps(spectra, filters[0])
-        else:
-            model = models[task]
-            into, onto = reduced_rank_maps(spectra, model.x_weights if view == "x" else model.y_weights)
-        return _apply(self._project(rows, view, into), onto, spectra.y_mean)
+        spectra = self._check_spectra("predict")
+        into, onto, mean = prediction_maps(self.models_, spectra, view, check_task(task))
+        return map_back(self._project(rows, view, into), onto, mean)
 
     def _score_prediction(self, X: Any, y: Any, pairing: Any, task: Task) -> float:
-        from sklearn.metrics import r2_score
+        from sklearn.metrics import r2_score  # which takes long to import
 
-        self._check_columns(second := second_view(y), "y")
+        check_columns(self, second := second_view(y), "y")
         predicted = self._predict(X, "x", task)
         if is_sparse(second):
             second = second.toarray()  # as large as the predictions
@@ -677,34 +663,15 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def _check_spectra(self, what: str) -> Spectra:
         if not hasattr(self, "spectra_"):
             raise InputError(
-                f"{what} needs the spectra of the training pairs, which the folder of a retriever and models "
-                "of older versions do not contain; fit the model again, or save it with AWCCA.save."
+                f"{what} needs the spectra of the training pairs, which the folder of a retriever does not "
+                "contain; fit the model again, or save it with AWCCA.save."
             )
         return self.spectra_
-
-    def _check_columns(self, rows: Any, view: ViewKey) -> None:
-        """Raise an error for columns other than in fit."""
-        check_matrix(rows, view.upper(), sparse=True)
-        if view == "x":
-            validate_data(self, rows, reset=False, skip_check_array=True)
-            return
-        names, fitted = _get_feature_names(rows), getattr(self, "y_feature_names_in_", None)
-        if names is not None and fitted is not None and list(names) != list(fitted):
-            raise InputError(
-                f"y has the columns {_shorten(names)}, but {_shorten(fitted)} in fit; give the same columns "
-                "in the same order."
-            )
 
     def _set_names(self, names: Mapping[str, Any]) -> None:
         for name in ("feature_names_in_", "y_feature_names_in_", "_y_is_vector"):
             self.__dict__.pop(name, None)
         self.__dict__.update(names)
-
-    def _label_vectors(self, vectors: Array, view: Any) -> Any:
-        adapter = _get_container_adapter("transform", self)
-        if adapter is None:
-            return vectors
-        return adapter.create_container(to_numpy(vectors), view, columns=_name_components(vectors.shape[1]))
 
     def _html_repr(self) -> str:  # scikit-learn's hook for notebooks
         """Return a model as HTML, escaped and without scripts or addresses of its own.
@@ -739,14 +706,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def check_parameters(self) -> None:
         """Raise an error for wrong settings; ``fit`` calls this first."""
         check_settings(self)
-        check_share(self.validation_fraction)
-        if self.params is None:
-            check_grid(self.grid)
-            return
-        pairs = params_by_task(self.params).values()
-        if isinstance(self.filter, str):
-            for value in (value for pair in pairs for value in pair):
-                Tikhonov(value) if self.filter == "tikhonov" else TruncatedSVD(value)
 
     def _set_models(self, result: FitResult, device: str | None = None) -> None:
         """Set what a fit found."""
@@ -760,29 +719,3 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.models_ = Models(made, points, device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
-
-
-def _name_components(count: int) -> np.ndarray[Any, Any]:
-    return np.asarray([f"awcca{at}" for at in range(count)], dtype=object)
-
-
-def _apply(vectors: Array, matrix: Array, mean: Array) -> Array:
-    """Return rows times a matrix plus a mean, in the backend and precision of the rows."""
-    matrix, mean = (move_like(part, vectors, dtype=vectors.dtype) for part in (matrix, mean))
-    return multiply(vectors, matrix) + mean
-
-
-def _find_names(X: Any, y: Any) -> dict[str, Any]:
-    """Return the names of both views' features, and whether y has one axis, as attributes of the model."""
-    plain = not hasattr(y, "columns") and not hasattr(y, "ndim")
-    is_vector = getattr(np.asarray(y) if plain else y, "ndim", 2) == 1
-    y_names = _get_feature_names(y)
-    if is_vector and isinstance(getattr(y, "name", None), str):
-        y_names = np.asarray([y.name], dtype=object)
-    names = {"feature_names_in_": _get_feature_names(X), "y_feature_names_in_": y_names}
-    return {name: array for name, array in names.items() if array is not None} | {"_y_is_vector": is_vector}
-
-
-def _shorten(names: Sequence[str]) -> str:
-    listed = ", ".join(map(repr, names[:5]))
-    return listed if len(names) <= 5 else f"{listed} and {len(names) - 5:,} more"

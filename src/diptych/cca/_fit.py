@@ -31,10 +31,7 @@ from diptych.cca._canonical import (
     regularized_cca,
 )
 from diptych.cca._filters import (
-    AnyFilter,
-    CustomFilter,
     Filters,
-    Tikhonov,
     custom_filter,
     make_filters,
     shrinkage_gammas,
@@ -42,7 +39,7 @@ from diptych.cca._filters import (
 from diptych.cca._models import ChosenPoint, ValidationPairs
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
 from diptych.cca._polishing import Training, polish_point
-from diptych.cca._settings import Selection
+from diptych.cca._settings import ByTask, Selection, params_by_task, scale_params
 from diptych.cca._spectra import (
     Spectra,
     check_some_weight,
@@ -62,43 +59,11 @@ from diptych.ranking import metric
 if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
 
-ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
-Params: TypeAlias = tuple[float, float] | Mapping[Task, tuple[float, float]]
 Dimensions: TypeAlias = dict[Task, int | None]
 Pairs: TypeAlias = tuple[Array, Array, Array]
 
 FEW = 20
 """With fewer rows of X than this, there may be too few to hold some out."""
-
-
-def params_by_task(params: Any) -> ByTask:
-    """Return ``AWCCA(params=…)``, one pair or one pair for each task, as one pair for each task."""
-    pairs = params if isinstance(params, Mapping) else dict.fromkeys(TASKS, params)
-    if set(pairs) != set(TASKS):
-        raise InputError(f"params has the keys {sorted(map(str, pairs))}; expected 'search' and 'annotate'.")
-    for pair in pairs.values():
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InputError(f"params={pair!r} is not a pair; give (p_x, p_y), or one such pair per task.")
-    return {task: tuple(pairs[task]) for task in TASKS}
-
-
-def scale_params(params: ByTask, filter: Any, factor: float) -> ByTask:
-    """Return ``params`` for ``factor`` times as many pairs: γ is in units of a sum over pairs, k is not."""
-    custom = custom_filter(filter)
-    if not (filter == "tikhonov" if custom is None else custom.per_pair):
-        return params
-    return {task: (params[task][0] * factor, params[task][1] * factor) for task in TASKS}
-
-
-def params_of_filters(filters: Mapping[Task, Filters]) -> ByTask:
-    """Return the parameters of the filters of each task."""
-
-    def value(filter: AnyFilter) -> float:
-        if isinstance(filter, CustomFilter):
-            return filter.parameter
-        return filter.gamma if isinstance(filter, Tikhonov) else filter.k
-
-    return {task: (value(filters[task][0]), value(filters[task][1])) for task in TASKS}
 
 
 class Chosen(NamedTuple):

@@ -100,9 +100,9 @@ class ParamsConfig(Schema, frozen=True):
         return cls(**params | dict.fromkeys(unsaved))
 
     def unpack(self) -> dict[str, Any]:
-        """Return the parameters, with AWCCA's defaults in place of functions."""
+        """Return the parameters; in place of functions, an empty filter and the default metric."""
         params = msgspec.structs.asdict(self)
-        defaults = {"filter": "tikhonov", "metric": "r@1"}
+        defaults: dict[str, Any] = {"filter": SpectralFilter(None), "metric": "r@1"}
         return params | {name: value for name, value in defaults.items() if params[name] is None}
 
 

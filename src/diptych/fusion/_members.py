@@ -149,10 +149,7 @@ def refit_member(member: Member, task: Task, joint: JointMoments, factor: float)
     if part.kind == "identity":
         identity = IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
         return replace(member, linear=next(identity.make_maps(task, [use], None))[1])
-    if member.params is None:
-        raise InputError(
-            "this model was saved without its γ, by an older version; fit it again on all pairs."
-        )
+    assert member.params is not None
     gammas = member.params[0] * factor, member.params[1] * factor
     # The gate's limits are distances in these coordinates, so a rotation of them is another model.
     most = member.dimension if member.canonical else None

@@ -33,6 +33,8 @@ class MemberConfig(Schema, frozen=True):
         for name, value in (("weight", self.weight), *(("γ", gamma) for gamma in self.params or ())):
             if not 0.0 < value < float("inf"):
                 raise InputError(f"a member has the {name} {value}; expected a positive number")
+        if (self.params is None) != (self.part.kind == "identity"):
+            raise InputError(f"a member of the kind {self.part.kind!r} has the γ {self.params}")
 
 
 class TaskConfig(Schema, frozen=True):

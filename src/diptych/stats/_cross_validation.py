@@ -20,7 +20,7 @@ from diptych._checks import (
 )
 from diptych._progress import progress_bar
 from diptych.cca import AWCCA, Engine
-from diptych.cca._fit import params_by_task, scale_params
+from diptych.cca._settings import params_by_task, scale_params
 from diptych.cca._weighting import normalize, project
 from diptych.cca.selection._grids import PairRows, select_rows
 from diptych.stats._pairs import COMPONENTS, block_codes, check_unweighted

@@ -30,7 +30,7 @@ from diptych._threads import map_parallel
 from diptych.cca import AWCCA, Engine
 from diptych.cca._canonical import check_components
 from diptych.cca._filters import Filters, make_filters, scale_filter
-from diptych.cca._fit import params_by_task
+from diptych.cca._settings import params_by_task
 from diptych.cca._spectra import Spectra, spectra
 from diptych.cca._weighting import normalize
 
