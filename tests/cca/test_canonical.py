@@ -93,13 +93,6 @@ def test_regularised_cross_view_maps_are_ridge_regression():
     np.testing.assert_allclose(u * sigma, ridge, atol=1e-10)
 
 
-def test_truncated_svd_at_full_rank_is_cca():
-    x, y = views()
-    full = regularized_cca(spectra(x, y), TruncatedSVD(7), TruncatedSVD(5))
-    for result, expected in zip(weights(full), weights(bjorck_golub(spectra(x, y))), strict=True):
-        np.testing.assert_allclose(result, expected, atol=1e-12)
-
-
 def test_tikhonov_tends_to_cca():
     x, y = views()
     plain = bjorck_golub(spectra(x, y))

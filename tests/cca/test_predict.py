@@ -168,14 +168,6 @@ def test_a_filter_that_drops_directions():
     )
 
 
-def test_selected_models_predict():
-    x, y, _ = make_pair(300)
-    model = AWCCA(grid=6).fit(x[:200], y[:200])
-    gamma = model.models_["search"].filter_x.gamma
-    expected = fit_ridge(x[:200], y[:200], gamma).predict(x[200:])
-    np.testing.assert_allclose(model.predict(x[200:]), expected, rtol=1e-8)
-
-
 def test_a_vector_is_predicted_as_a_vector(tmp_path):
     x, y, _ = make_pair()
     model = AWCCA(params=(1.0, 0.0)).fit(x, y[:, 0])

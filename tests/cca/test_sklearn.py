@@ -98,13 +98,6 @@ def test_a_view_of_strings_is_refused(rng):
         AWCCA(params=(1.0, 1.0)).fit(rng.normal(size=(2, 4)), ["a", "b"])
 
 
-def test_clone_keeps_the_parameters():
-    model = AWCCA(filter="tsvd", params=(3, 2), weighting=(0.5, 0.5))
-    copy = clone(model)
-    assert copy.get_params() == model.get_params()
-    assert copy.set_params(n_components=2).n_components == 2
-
-
 def test_methods_take_the_arguments_of_scikit_learns_cca(pair):
     arrays = [view.to_numpy() for view in pair]
     for model in (CCA(n_components=2), AWCCA(params=(0.0, 0.0), n_components=2)):

@@ -136,7 +136,7 @@ def fit_part(
 ) -> AnyPart:
     """Choose γ on the whole ``grid``."""
     if part.kind == "identity":
-        return IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
+        return IdentityPart(part, part.moments(joint))
     spectra = part.spectra(joint)
     return FittedPart(part, spectra, _select(part, spectra, validation, grid, extend=True, engine=engine))
 

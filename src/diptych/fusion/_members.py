@@ -66,6 +66,10 @@ class Part(Schema, frozen=True):
         names: tuple[str, ...] = self.x if view == "x" else self.y
         return (unit_key(names[0]),) if self.kind == "identity" else names
 
+    def moments(self, joint: JointMoments) -> Moments:
+        """Return the moments of what the model sees."""
+        return joint.take(self.columns("x"), self.columns("y"))
+
     def spectra(self, joint: JointMoments) -> Spectra:
         """Return the spectra of what the model sees."""
         return joint.spectra(self.columns("x"), self.columns("y"))
@@ -147,7 +151,7 @@ def refit_member(member: Member, task: Task, joint: JointMoments, factor: float)
     """Return the member fitted on other moments, of ``factor`` times as many pairs, by which γ is scaled."""
     part, use = member.part, member.use
     if part.kind == "identity":
-        identity = IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
+        identity = IdentityPart(part, part.moments(joint))
         return replace(member, linear=next(identity.make_maps(task, [use], None))[1])
     assert member.params is not None
     gammas = member.params[0] * factor, member.params[1] * factor
@@ -160,7 +164,7 @@ def refit_member(member: Member, task: Task, joint: JointMoments, factor: float)
         member.linear.x_map @ np.linalg.inv(member.polish.x),
         member.linear.y_map @ np.linalg.inv(member.polish.y),
     )
-    moments = joint.take(part.columns("x"), part.columns("y"))
+    moments = part.moments(joint)
     polish = carry_polish(member.polish, moments, (linear.x_map, linear.y_map), old)
     return replace(member, linear=linear.multiply(polish), params=gammas, polish=polish)
 
@@ -174,7 +178,7 @@ def carry_vectors(vectors: Floats, old: Member, new: Member, view: str, joint: J
     """
     if not len(vectors):
         return np.zeros((0, new.dimension), dtype=np.float32)
-    part = joint.take(old.part.columns("x"), old.part.columns("y"))
+    part = old.part.moments(joint)
     gram = to_numpy(part.xx if view == "x" else part.yy)
     (mean, weights), (new_mean, new_weights) = (
         (linear.mean(view).astype(np.float64), linear.map(view).astype(np.float64))
@@ -193,7 +197,7 @@ def make_gate(members: Sequence[Member], view: str, joint: JointMoments, limits:
     """Return the gate of queries of ``view``, for members fitted on these moments."""
     rates = []
     for member in members:
-        moments = joint.take(member.part.columns("x"), member.part.columns("y"))
+        moments = member.part.moments(joint)
         gram, mean = (moments.xx, moments.x_mean) if view == "x" else (moments.yy, moments.y_mean)
         weights = member.linear.map(view).astype(np.float64)
         squares = np.sum(weights * (to_numpy(gram) @ weights), axis=0) / moments.count
@@ -305,7 +309,7 @@ class IdentityPart:
 
     def refit(self, joint: JointMoments) -> IdentityPart:
         """Return the part with the means of other pairs."""
-        return IdentityPart(self.part, joint.take(self.part.columns("x"), self.part.columns("y")))
+        return IdentityPart(self.part, self.part.moments(joint))
 
 
 AnyPart: TypeAlias = FittedPart | IdentityPart
