@@ -11,10 +11,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, estimator_html_repr
-from sklearn.utils.validation import (
-    _check_feature_names_in,
-    check_is_fitted,
-)
+from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
 from diptych._arrays import Array, fields_to_numpy, is_sparse, map_arrays, to_numpy
 from diptych._checks import (
@@ -35,13 +32,7 @@ from diptych._threads import one_blas_thread
 from diptych.cca._canonical import SMALL, ranking_maps
 from diptych.cca._description import ModelDescription, describe_model
 from diptych.cca._filters import SpectralFilter
-from diptych.cca._fit import (
-    Chosen,
-    Fit,
-    FitResult,
-    Pairs,
-    warn_of_ones,
-)
+from diptych.cca._fit import Chosen, Fit, FitResult, Pairs, warn_of_ones
 from diptych.cca._frames import check_columns, find_names, label_vectors, name_components
 from diptych.cca._html import describe_fit
 from diptych.cca._models import Models
@@ -243,8 +234,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             in scikit-learn. Either may be sparse (``scipy.sparse``) and is not made dense; it has at most
             20,000 columns, or, given as a whole, rows. Or, as X alone, an iterable of *blocks*, each ``(x,
             y)``, ``(x, y, pairing)``, ``(x, y, pairing, sample_weight)``, or an object whose ``load()``
-            returns that; each is read once. NaN and infinity are refused: fill
-            them in with an imputer (``sklearn.impute``), or leave those rows out of both views.
+            returns that; each is read once. NaN and infinity are refused: fill them in with an imputer
+            (``sklearn.impute``), or leave those rows out of both views.
         pairing
             Row j of y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
@@ -529,13 +520,13 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
         γ is scaled by the number of pairs; with ``validation`` pairs, everything is selected on them again.
         """
-        model, _ = self.split_moments()
+        model = copy.copy(self)
         if validation is not None:
             model.params = None
             model.fit_moments(moments, validation=validation)
         else:
             model.refit_moments(moments, total)
-        return model.split_moments()[0]
+        return model._drop_spectra()
 
     def fit_unseen(
         self, training: Pairs, validation: Pairs | None, *, fewest: int = 0, **options: Any
@@ -571,15 +562,20 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
         These are None where the spectra are not at hand, or have no moments because a view is sparse.
         """
-        copied, moments = copy.copy(self), None
-        spectra = copied.__dict__.pop("spectra_", None)
+        spectra, moments = getattr(self, "spectra_", None), None
         if spectra is not None and spectra.is_dense:
             moments = fields_to_numpy(moments_from_spectra(spectra, self.precision))
+        return self._drop_spectra(), moments
+
+    def _drop_spectra(self) -> AWCCA:
+        """Return a copy in NumPy, with models that are made and without the spectra."""
+        copied = copy.copy(self)
+        copied.__dict__.pop("spectra_", None)
         # Both tasks often share one model.
         models = {id(model): fields_to_numpy(model) for model in self.models_.values()}
         copied.models_ = Models({task: models[id(model)] for task, model in self.models_.items()})
         copied.x_mean_, copied.y_mean_ = to_numpy(self.x_mean_), to_numpy(self.y_mean_)
-        return copied, moments
+        return copied
 
     def describe(self) -> ModelDescription:
         """Return what people want to know of the fitted model, as plain data."""

@@ -161,6 +161,19 @@ class Fit:
             else:
                 whole = self._spectra(self._sum(self._blocks(x, y, pairing, weights)))
             return self._select(whole, validation, training)
+        return self._select_on_held_out(x, y, pairing, weights, in_memory, training)
+
+    def _select_on_held_out(
+        self,
+        x: Array,
+        y: Array,
+        pairing: Array,
+        weights: Array | None,
+        in_memory: bool,
+        training: Training | None,
+    ) -> FitResult:
+        """Select on a share of the pairs that is held out; the models are then fitted on all."""
+        settings = self.settings
         train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
         pairs = x[held.x, :], y[held.y, :], held.pairing
         kept, left = (None if weights is None else weights[rows.y] for rows in (train, held))
