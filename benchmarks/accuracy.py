@@ -305,7 +305,7 @@ def measure_alone(
 
     start = clock()
     joint, _ = sum_pairs(plain.training, "float32")
-    one = fit_part(part, joint, plain.validation, config["grid"], (1.0,))
+    one = fit_part(part, joint, plain.validation, config["grid"])
     maps = {task: make_maps(one, task, ASYMMETRIC, None) for task in TASKS}
     fit = clock() - start
     report("plain AW-CCA", plain, maps, fit)
@@ -368,7 +368,7 @@ def measure_alone(
     better = normalize_blocks(Split.make(x, y, on_test), blocks)
     start = clock()
     joint, _ = sum_pairs(better.training, "float32")
-    two = fit_part(part, joint, better.validation, config["grid"], (1.0,))
+    two = fit_part(part, joint, better.validation, config["grid"])
     maps = {task: make_maps(two, task, ASYMMETRIC, None) for task in TASKS}
     report("square root, unit length", better, maps, clock() - start)
     if seed == config["seeds"][0]:
