@@ -39,7 +39,7 @@ MODELS = {
     "l2 of unit": AWCCA(params=(2.0, 3.0), similarity="l2", normalize=("unit", "unit"), n_components=4),
     "best": Fusion(grid=4),
     "plain": Fusion("plain", grid=4),
-    "csls": Fusion(grid=4, hubness=("csls",), search_weights=False, n_components=5, polish=False),
+    "csls": Fusion(grid=4, hubness=("csls",), n_components=5, polish=False),
     "few in the bank": Fusion(grid=4, hubness=("csls",), bank=3, polish=False),
     "pieces": Fusion(
         grid=4,

@@ -251,7 +251,7 @@ class TestRefit:
     def test_a_dual_encoder_keeps_its_cosine(self, tmp_path):
         x, y = make_dual_features(260, seed=5)
         parts = [Part(("x",), ("y",), kind="identity"), Part(("x",), ("y",))]
-        model = Fusion(grid=4, parts=parts, search_weights=False)
+        model = Fusion(grid=4, parts=parts)
         retriever = Retriever.from_features(x[:200], y[:200], model=model)
         kinds = [m.part.kind for m in retriever.fitted.model.members_["search"]]
         assert "identity" in kinds

@@ -61,7 +61,6 @@ class Settings:
     n_components: int | None
     polish: bool
     relaxations: Sequence[float]
-    search_weights: bool
     grid: Any
     bank: int
     random_state: int | None

@@ -237,7 +237,7 @@ def _choose(
 
     def weigh() -> TaskChoice:
         scores = [choice.scores for choice in choices]
-        return choose_weights(evaluator, scores, kinds, settings.search_weights, unfitted)
+        return choose_weights(evaluator, scores, kinds, unfitted)
 
     weighed = weigh()
     if settings.polish:

@@ -101,8 +101,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         Polish the parts that get much weight, as in ``AWCCA``, where that is better on validation.
     relaxations : sequence of float
         Multiples of the γ that is best for the asymmetric weighting, tried with the other weightings.
-    search_weights : bool
-        Search for weights of the models; otherwise each alone and all with equal weights are compared.
     grid : int or pair
         As in ``AWCCA``.
     bank : int
@@ -164,7 +162,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         n_components: int | Literal["all"] | None = None,
         polish: bool | None = None,
         relaxations: Sequence[float] = (0.5,),
-        search_weights: bool = True,
         grid: int | tuple[Any, Any] = 20,
         bank: int = 6000,
         validation_fraction: float = 0.15,
@@ -181,7 +178,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         self.n_components = n_components
         self.polish = polish
         self.relaxations = relaxations
-        self.search_weights = search_weights
         self.grid = grid
         self.bank = bank
         self.validation_fraction = validation_fraction
@@ -496,7 +492,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             raise InputError("hubness, weightings and relaxations each need at least one value to try.")
         if not isinstance(self.bank, int) or self.bank < 1:
             raise InputError(f"bank={self.bank!r}; give how many training queries to keep, 1 or more.")
-        names = ("relaxations", "search_weights", "grid", "bank", "random_state", "precision")
+        names = ("relaxations", "grid", "bank", "random_state", "precision")
         values = {name: getattr(self, name) for name in names}
         del preset["refit"]
         return Settings(blocks=dict(self.blocks or {}), engine=engine, device=device, **preset, **values)

@@ -156,10 +156,9 @@ def choose_weights(
     evaluator: Evaluator,
     parts: Sequence[PartScores],
     kinds: Sequence[str],
-    search: bool = True,
     unfitted: Sequence[int] = (),
 ) -> TaskChoice:
-    """Return the best of each model alone, all with equal weights and, with ``search``, searched weights.
+    """Return the best of each model alone, all with equal weights, and searched weights.
 
     The best of the ``unfitted`` parts is kept alone unless the best choice exceeds it by more than
     ``STANDARD_ERRORS``: on a few validation pairs a good dual encoder finds nearly all, and a model that is
@@ -168,9 +167,8 @@ def choose_weights(
     candidates = [tuple(float(i == j) for j in range(len(parts))) for i in range(len(parts))]
     if len(parts) > 1:
         candidates.append((1.0,) * len(parts))
-        if search:
-            corrected = any(kind != "none" for kind in kinds)
-            candidates.append(_search_weights(evaluator, parts, candidates, corrected))
+        corrected = any(kind != "none" for kind in kinds)
+        candidates.append(_search_weights(evaluator, parts, candidates, corrected))
     choices: list[tuple[TaskChoice, Floats]] = []
     for weights in dict.fromkeys(candidates):
         shares = tuple(w / sum(weights) for w in weights)
