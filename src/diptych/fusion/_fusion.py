@@ -220,7 +220,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
                 "a fusion reads its views several times to choose; give X and y, each an array or named "
                 "feature blocks. AWCCA fits an iterable of blocks of pairs."
             )
-        self._fit(as_pairs(X, y, pairing), validation, engine, device, checkpoint)
+        self._fit((X, y, pairing), validation, engine, device, checkpoint)
         return self
 
     def fit_unseen(
@@ -236,13 +236,13 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         These are the validation pairs. Where the chosen models are fitted again on all pairs, it is what they
         were before. ``options`` are as ``fit`` takes them; ``fewest`` is for models fitted once more.
         """
-        unseen = self._fit(as_pairs(*training), validation, **options, keep_unseen=True)
+        unseen = self._fit(training, validation, **options, keep_unseen=True)
         return lambda: unseen
 
     @one_blas_thread()
     def _fit(
         self,
-        pairs: Pairs,
+        pairs: tuple[Any, ...],
         validation: tuple[Any, ...] | None,
         engine: Engine | None = None,
         device: str | None = None,
@@ -250,7 +250,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         keep_unseen: bool = False,
     ) -> tuple[Fusion, Pairs]:
         self.check_parameters()
-        training, held_out, description = self._split(pairs, validation)
+        training, held_out, description = self._split(as_pairs(*pairs), validation)
         with progress_bar("fitting", self.verbose):
             result = fit_fusion(
                 self._settings(engine, device),
@@ -425,11 +425,11 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         """Return what people want to know of the fitted model, as plain data."""
         check_is_fitted(self)
         recall: Any = self.selection_.tasks
-        corrections = {
-            task: CorrectionDescription(c.kind, c.strength, c.neighbours, hubness.gate is not None)
-            for task, hubness in self.hubness_.items()
-            for c in [hubness.correction]
-        }
+        corrections = {}
+        for task, hubness in self.hubness_.items():
+            kind, strength = hubness.correction.kind, hubness.correction.strength
+            neighbours, gated = hubness.correction.neighbours, hubness.gate is not None
+            corrections[task] = CorrectionDescription(kind, strength, neighbours, gated)
         return ModelDescription(
             "Fusion",
             {
