@@ -318,6 +318,22 @@ def check_view(view: Any, name: str = "X", *, n_features: int | None = None, spa
     return view
 
 
+def second_view(Y: Any) -> Any:
+    """Return Y as a matrix: a Y of one axis is one feature. A data frame keeps the names of its columns."""
+    import numpy as np
+    from array_api_compat import is_array_api_obj
+
+    from diptych._arrays import is_sparse
+
+    if Y is None:
+        raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
+    if is_sparse(Y) or hasattr(Y, "columns"):
+        return Y
+    readable = hasattr(Y, "__len__") or hasattr(Y, "__array__")
+    y = np.asarray(Y) if readable and not is_array_api_obj(Y) else Y
+    return y[:, None] if getattr(y, "ndim", 2) == 1 else y
+
+
 def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
     """Return ``pairing`` as an index array in the backend of ``y``; None pairs row with row.
 

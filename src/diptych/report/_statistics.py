@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import InputError, Task, check_count, check_pairing, check_task
+from diptych._checks import InputError, Task, check_count, check_pairing, check_task, second_view
 from diptych.cca import AWCCA
-from diptych.cca._fitted import second_view
-from diptych.cca._weighting import Projection
+from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.report._figures import (
     BLUE,
     COLORS,
@@ -403,15 +403,14 @@ def _variates(model: AWCCA, pairs: tuple[Any, ...], component: int, task: Task) 
     """Return one canonical variate of each view over pairs, not weighted by its correlation."""
     if not isinstance(model, AWCCA):
         raise InputError(f"{type(model).__name__} has no canonical variates; give a fitted AWCCA.")
-    model._check_fitted()
+    check_is_fitted(model)
     canonical = model.models_[check_task(task)]
     (component,) = _check_components((component,), int(canonical.correlations.shape[0]), "the model")
     x, y, pairing = (*pairs, None)[:3]
     column = slice(component, component + 1)
-    weights_x, weights_y = canonical.x_weights[:, column], canonical.y_weights[:, column]
-    project_x = Projection("X", model.normalize[0], model.x_mean_, weights_x, None)
-    project_y = Projection("Y", model.normalize[1], model.y_mean_, weights_y, None)
-    u, v = to_numpy(project_x(x))[:, 0], to_numpy(project_y(second_view(y)))[:, 0]
+    x_map = ViewMap((BlockUse("x", model.normalize[0]),), model.x_mean_, canonical.x_weights[:, column])
+    y_map = ViewMap((BlockUse("y", model.normalize[1]),), model.y_mean_, canonical.y_weights[:, column])
+    u, v = to_numpy(x_map.embed(x, "X"))[:, 0], to_numpy(y_map.embed(second_view(y), "Y"))[:, 0]
     return u[check_pairing(pairing, len(u), v)], v
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Floats, to_numpy
-from diptych._checks import InputError, check_pair_of_views
+from diptych._checks import InputError, check_pair_of_views, second_view
 from diptych.cca import Tikhonov, regularized_cca, spectra
-from diptych.cca._fitted import second_view
 from diptych.stats._tables import format_number, format_p, format_table, import_pandas
 
 

@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Array, Floats, to_numpy
-from diptych._checks import InputError, Task, check_count, check_pair_of_views, check_seed, check_task
+from diptych._checks import (
+    InputError,
+    Task,
+    check_count,
+    check_pair_of_views,
+    check_seed,
+    check_task,
+    second_view,
+)
 from diptych._progress import progress_bar
 from diptych.cca import AWCCA, Engine, normalize, project
-from diptych.cca._fit import params_by_task, scale_params
-from diptych.cca._fitted import second_view
+from diptych.cca._settings import params_by_task, scale_params
 from diptych.cca.selection._grids import PairRows, select_rows
 from diptych.stats._pairs import block_codes, check_unweighted, count_components
 from diptych.stats._tables import component_frame, format_components

@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, Floats, namespace, to_numpy
 from diptych._checks import InputError, Task, check_task
-from diptych.cca import CanonicalModel, Spectra
+from diptych.cca import AWCCA, CanonicalModel, Spectra
 from diptych.cca._canonical import keep_components
-from diptych.cca._fitted import FittedAWCCA
 from diptych.cca._sparse import SparseVectors, multiply_any
 from diptych.stats._pairs import COMPONENTS, count_components, names_of
 from diptych.stats._tables import component_frame, feature_frame, format_table, make_labels
@@ -141,9 +141,9 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     0.2854
     """
     task = check_task(task)
-    if not isinstance(model, FittedAWCCA):
+    if not isinstance(model, AWCCA):
         raise InputError(f"{type(model).__name__} is not a model; give a fitted AWCCA.")
-    model._check_fitted()
+    check_is_fitted(model)
     spectra = getattr(model, "spectra_", None)
     if spectra is None:
         raise InputError(

@@ -13,16 +13,23 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from array_api_compat import is_array_api_obj, is_torch_array
+from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, Floats, map_arrays, to_numpy
-from diptych._checks import DataWarning, InputError, Task, check_count, check_pair_of_views, check_task
+from diptych._checks import (
+    DataWarning,
+    InputError,
+    Task,
+    check_count,
+    check_pair_of_views,
+    check_task,
+    second_view,
+)
 from diptych._devices import copy_to_device
 from diptych._threads import map_parallel
-from diptych.cca import Engine, Spectra, normalize, spectra
-from diptych.cca._canonical import filters_of
+from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
 from diptych.cca._filters import Filters, make_filters, scale_filter
-from diptych.cca._fit import params_by_task
-from diptych.cca._fitted import FittedAWCCA, second_view
+from diptych.cca._settings import params_by_task
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
@@ -63,8 +70,8 @@ def prepare_pairs(
     model that was fitted on another number of pairs is scaled.
     """
     task = check_task(task)
-    if isinstance(model, FittedAWCCA):
-        model._check_fitted()
+    if isinstance(model, AWCCA):
+        check_is_fitted(model)
         check_unweighted(model)
     elif not isinstance(model, tuple | list):
         raise InputError(
@@ -75,7 +82,7 @@ def prepare_pairs(
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
-    if not isinstance(model, FittedAWCCA):
+    if not isinstance(model, AWCCA):
         of_pairs = spectra(x, y, pairing)
         filters = make_filters("tikhonov", params_by_task(model)[task], of_pairs.s_x, of_pairs.s_y)
         return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
@@ -89,7 +96,7 @@ def prepare_pairs(
     of_pairs = spectra(x, y, pairing, solver=model.solver, precision=model.precision)
     fitted_on = getattr(model, "spectra_", None)  # a model of a retriever's folder has none
     factor = 1.0 if fitted_on is None else of_pairs.count / fitted_on.count
-    filter_x, filter_y = filters_of(model.models_)[task]
+    filter_x, filter_y = model.models_.filters[task]
     filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
     return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
 
