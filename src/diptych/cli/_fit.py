@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from diptych._checks import InputError, ViewNames, check_choice, check_task, count
 from diptych.cli import _options as opt
@@ -36,6 +36,7 @@ model_option, index_option, file_option = (
 )
 
 Settings = dict[str, dict[str, Any]]
+Encoders = TypeVar("Encoders", bound=EncoderOptions)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ class ModelOptions:
         model_option(
             "Learn further from the training pairs with a contrastive loss, if validation gains.", "--polish"
         ),
+    ] = False
+    audit: Annotated[
+        bool,
+        model_option("Do not learn from pairs that look wrong, as diptych audit flags them.", "--audit"),
     ] = False
     config: Annotated[
         Path | None,
@@ -152,8 +157,8 @@ def fit(
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     if "validation_fraction" in settings["model"] and "val" in dataset.split_sizes():
         refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
-    encoders = _choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
-    if not _draws(settings["model"], model.preset, encoders.text_encoder, dataset):
+    encoders = choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
+    if not (model.audit or _draws(settings["model"], model.preset, encoders.text_encoder, dataset)):
         refuse_unused(model, ("random_state",), "here, where nothing is drawn at random")
     seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
     retriever = Retriever(
@@ -170,7 +175,7 @@ def fit(
     with open_engine(dask) as engine:
         if isinstance(data, PairedDataset):
             data = retriever.encode(data, features=work)
-        retriever.fit(data, engine=engine, checkpoint=checkpoint)
+        retriever.fit(data, engine=engine, checkpoint=checkpoint, audit=model.audit)
     retriever.save(out)
     if is_raw:
         for name in ("images", "texts"):
@@ -181,9 +186,9 @@ def fit(
     run.show(info, _describe_fit(info))
 
 
-def _choose_text_encoder(
-    encoders: EncoderOptions, vectors: Path | None, hkse: dict[str, Any], is_raw: bool
-) -> EncoderOptions:
+def choose_text_encoder(
+    encoders: Encoders, vectors: Path | None, hkse: dict[str, Any], is_raw: bool
+) -> Encoders:
     """Return the encoders with the one of texts: hkse if it has settings, which nothing else takes."""
     names = encoders.text_encoder or []
     of_hkse = ["--vectors"] * (vectors is not None) + [f"{key} in [hkse]" for key in hkse]
