@@ -190,17 +190,14 @@ def test_the_share_of_wrong_pairs_is_estimated(rng, share):
     scores = np.where(wrong, rng.normal(0, 1, 5000), rng.normal(4, 1, 5000))
     estimate, found = estimate_wrong(scores, rng.normal(0, 1, 5000))
     assert found == pytest.approx(share, abs=0.05)
-    bins = [(estimate >= low) & (estimate <= low + 0.5) for low in (0.0, 0.5)]
-    for inside in bins:
-        if inside.sum() > 50:
-            assert estimate[inside].mean() == pytest.approx(wrong[inside].mean(), abs=0.1)
+    assert np.mean((estimate > 0.5) == wrong) > 0.96
 
 
 def test_an_audit_needs_a_hundred_images(views):
     x, y, pairing = views(5, **SHAPE)
     with pytest.raises(InputError, match="there are 99 images with captions; an audit needs 100"):
         audit_pairs(as_views(x, y[:198], pairing[:198]))
-    with pytest.raises(InputError, match="there is 1 audio item with texts; an audit needs 100"):
+    with pytest.raises(InputError, match="there is 1 audio item with captions; an audit needs 100"):
         audit_pairs(as_views(x, y[:2], pairing[:2], views=("audio", "text")))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +15,10 @@ from diptych.cli._options import TableOptions, read_views
 from diptych.cli._run import RunOptions, hide_library_bars, option, refuse_unused
 
 if TYPE_CHECKING:
-    from diptych.retrieval import Audit, AuditedPair
+    from diptych.retrieval import AuditedPair
 
+_WRITERS = {".csv": "write_csv", ".html": "write_sheet"}
+_LABELS = ("image", "text_id", "text")
 _ENCODERS = ("image_encoder", "recipe", "weights", "text_encoder", "device")
 
 
@@ -64,42 +65,22 @@ def score(
     ]
     if out is not None:
         write_csv(out, rows)
-    lines = [*_align(rows), *([f"no percentiles: {scores.absent}"] if scores.absent else [])]
-    run.show({"pairs": rows, "absent": scores.absent}, lines if out is None else [*lines, f"wrote {out}"])
-
-
-@dataclass(frozen=True)
-class ShownOptions:
-    """What ``audit`` prints and writes."""
-
-    k: Annotated[int, option("Number of pairs to print.", "-k", min=1)] = 20
-    out: Annotated[
-        list[Path] | None,
-        option(
-            "File of all pairs (.csv), or contact sheet of the lowest (.html). May be repeated.",
-            "--out",
-            "-o",
-        ),
-    ] = None
-
-    def check(self) -> None:
-        """Refuse files of other types, before anything is computed."""
-        for path in self.out or ():
-            if path.suffix.lower() not in (".csv", ".html"):
-                raise InputError(f"{path} is neither a .csv nor an .html file; name one of these.")
-
-    def write(self, result: Audit) -> None:
-        """Write the files that were asked for."""
-        for path in self.out or ():
-            (result.write_csv if path.suffix.lower() == ".csv" else result.write_sheet)(path)
+    lines = [*_align(rows)]
+    lines += [f"no percentiles: {scores.absent}"] * (scores.absent is not None)
+    lines += [f"wrote {out}"] * (out is not None)
+    run.show({"pairs": rows, "absent": scores.absent}, lines)
 
 
 def audit(
     source: opt.Source,
     texts: opt.Texts = None,
     pairs: opt.Pairs = None,
+    k: Annotated[int, option("Number of pairs to print.", "-k", min=1)] = 20,
+    out: Annotated[
+        list[Path] | None,
+        option("CSV file of all pairs, or HTML sheet of the lowest. May be repeated.", "--out", "-o"),
+    ] = None,
     *,
-    shown: ShownOptions,
     table: TableOptions,
     views: opt.Views = opt.VIEWS,
     encoders: LoadOptions,
@@ -121,7 +102,10 @@ def audit(
     from diptych.encoders import HKSE
     from diptych.retrieval import Retriever, audit_pairs
 
-    shown.check()
+    files = out or []
+    for path in files:
+        if path.suffix not in _WRITERS:
+            raise InputError(f"{path} is neither a .csv nor an .html file; name one of these.")
     hide_library_bars(run.silent)
     data = table.open(source, texts, pairs, read_views(views))
     seed = random_state or 0
@@ -137,25 +121,22 @@ def audit(
             choose_text_encoder(encoders, vectors, {}, is_raw=False)
             refuse_unused(encoders, _ENCODERS, "on features")
         result = audit_pairs(data, random_state=seed)
-    shown.write(result)
-    run.show(result.to_json(), _describe(result, shown))
-
-
-def _describe(result: Audit, shown: ShownOptions) -> Iterator[str]:
-    yield from _align([_as_row(pair) for pair in islice(result, shown.k)])
-    yield result.summary()
-    yield from (f"wrote {path}" for path in shown.out or ())
+    for path in files:
+        getattr(result, _WRITERS[path.suffix])(path)
+    table_of_pairs = _align([_as_row(pair) for pair in islice(result, k)])
+    run.show(result.to_json(), [*table_of_pairs, result.summary(), *(f"wrote {path}" for path in files)])
 
 
 def _as_row(pair: AuditedPair) -> dict[str, Any]:
     row = pair.to_json()
     numbers = {"score": row["score"], "wrong": row["wrong"], "flagged": "flagged" if pair.flagged else ""}
-    return numbers | {name: row[name] for name in ("image", "text_id", "text")}
+    return numbers | {name: row[name] for name in _LABELS}
 
 
 def _align(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a table of pairs: numbers first, then the text and its image."""
-    names = [name for name in (rows[0] if rows else ()) if name not in ("image", "text_id", "text")]
+    first = rows[0] if rows else {}
+    names = [name for name in first if name not in _LABELS and first[name] is not None]
     lines = [[name.replace("_", " ") for name in names]]
     lines += [[_format(row[name]) for name in names] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -164,7 +145,5 @@ def _align(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield "  ".join([*map(str.rjust, cells, widths), label])
 
 
-def _format(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return "" if value is None else str(value)
+def _format(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3f}"
