@@ -689,8 +689,8 @@ class Retriever:
     ) -> Retriever:
         """Measure the probabilities of hits on held-out pairs, which this model was not fitted on.
 
-        ``fit`` does so by itself; this is for models that were fitted elsewhere, saved before there were
-        probabilities, or refitted.
+        ``score_pairs`` then compares with the scores of these pairs. ``fit`` does so by itself; this is for
+        models that were fitted elsewhere, saved before there were probabilities, or refitted.
 
         Parameters
         ----------

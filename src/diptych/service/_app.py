@@ -43,8 +43,8 @@ Search images with text, and text with images, or items of any two views with ea
 responses call the views `image` and `text`, whatever they hold; `views` of `/v1/model` names them for people.
 
 A score is a cosine (or minus a distance, for some models): it orders the hits of one query. Where the model
-has a calibration, hits have a `probability` too. Errors are problem details (RFC 9457). If the server needs a
-token, send it as `Authorization: Bearer TOKEN`.
+has a calibration, hits have a `probability` too. Scores of `/v1/score` can be compared between pairs. Errors
+are problem details (RFC 9457). If the server needs a token, send it as `Authorization: Bearer TOKEN`.
 """
 
 PAGE = Path(__file__).parent / "page"
