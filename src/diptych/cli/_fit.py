@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from diptych._checks import InputError, ViewNames, check_choice, check_task, count
 from diptych.cli import _options as opt
@@ -34,6 +34,7 @@ model_option, index_option, file_option = (
 )
 
 Settings = dict[str, dict[str, Any]]
+Encoders = TypeVar("Encoders", bound=EncoderOptions)
 
 NOT_SETTINGS = ("preset", "blocks", "parts", "verbose")
 """Parameters of models that a file does not set."""
@@ -61,6 +62,10 @@ class ModelOptions:
         model_option(
             "Learn further from the training pairs with a contrastive loss, if validation gains.", "--polish"
         ),
+    ] = False
+    audit: Annotated[
+        bool,
+        model_option("Do not learn from pairs that look wrong, as diptych audit flags them.", "--audit"),
     ] = False
     config: Annotated[
         Path | None,
@@ -134,7 +139,7 @@ def fit(
     is_raw = isinstance(data, PairedDataset)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     _refuse_selection(settings["model"], dataset)
-    encoders = _choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
+    encoders = choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
     seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
     retriever = Retriever(
         encoders.open_image_encoder() or ("auto" if is_raw else None),
@@ -148,7 +153,8 @@ def fit(
     )
     work, checkpoint = (out.absolute().with_name(f".{out.name}.{kind}") for kind in ("features", "sum"))
     with open_engine(dask) as engine:
-        retriever.fit(data, features=work if is_raw else None, engine=engine, checkpoint=checkpoint)
+        features = work if is_raw else None
+        retriever.fit(data, features=features, engine=engine, checkpoint=checkpoint, audit=model.audit)
     retriever.save(out)
     if is_raw:
         for name in ("images", "texts"):
@@ -170,9 +176,9 @@ def _refuse_selection(settings: dict[str, Any], dataset: PairedDataset) -> None:
         refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
 
 
-def _choose_text_encoder(
-    encoders: EncoderOptions, vectors: Path | None, hkse: dict[str, Any], is_raw: bool
-) -> EncoderOptions:
+def choose_text_encoder(
+    encoders: Encoders, vectors: Path | None, hkse: dict[str, Any], is_raw: bool
+) -> Encoders:
     """Return the encoders with the one of texts: hkse if it has settings, which nothing else takes."""
     names = encoders.text_encoder or []
     of_hkse = ["--vectors"] * (vectors is not None) + [f"{key} in [hkse]" for key in hkse]

@@ -92,6 +92,7 @@ def describe_quality(facts: Mapping[str, Any]) -> str:
         sentences.append(f"The regularisation is from theory ({facts['theory']}), not selected.")
     else:
         sentences.append("The regularisation was set by the user, not selected.")
+    sentences += _describe_audit(facts)
     if "refitted" in facts:
         sentences.append(
             f"Refitted afterwards on {facts['refitted']['pairs']:,} pairs, and not measured again."
@@ -123,7 +124,8 @@ def describe_fit(info: Mapping[str, Any]) -> list[str]:
     seen = [info["encoders"][view]["name"] or "the features given" for view in ("image", "text")]
     lines = [
         f"Learned from {count(images, names.image)} with {count(captions, names.caption)}; "
-        f"{plural(names.image)} are seen by {seen[0]}, {plural(names.text)} by {seen[1]}."
+        f"{plural(names.image)} are seen by {seen[0]}, {plural(names.text)} by {seen[1]}.",
+        *_describe_audit(facts),
     ]
     for measured, split, what in (
         ("test", "test", "test {}, which it had not seen"),
@@ -156,6 +158,14 @@ def describe_fit(info: Mapping[str, Any]) -> list[str]:
     else:
         lines.append("It was not measured on pairs that it had not seen.")
     return lines
+
+
+def _describe_audit(facts: Mapping[str, Any]) -> list[str]:
+    """Say how many training pairs an audit left out, if there was one."""
+    if "audit" not in facts:
+        return []
+    left_out, pairs = facts["audit"]["left_out"], count(facts["audit"]["pairs"], "training pair")
+    return [f"An audit left out {left_out:,} of {pairs}, which look wrong."]
 
 
 def describe_correction(correction: Mapping[str, Any]) -> str:

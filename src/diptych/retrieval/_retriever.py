@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from diptych.fusion import Fusion
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._near_duplicates import Duplicates
+    from diptych.retrieval._pair_scores import PairScores
 
     Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
     Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
@@ -412,6 +413,37 @@ class Retriever:
 
         return self._current.run(lambda model: find_duplicates(model, view, threshold), uses_encoders=True)
 
+    def score_pairs(
+        self,
+        images: OneImage | ManyImages | SupportsArray,
+        texts: OneText | ManyTexts | SupportsArray,
+        pairing: ArrayLike | None = None,
+    ) -> PairScores:
+        """Return how well each text fits its image, in scores that can be compared between pairs.
+
+        They are not stored, and need not be among the items. ``docs/audit.md`` says what the scores mean.
+
+        Parameters
+        ----------
+        images, texts
+            As ``add`` takes them.
+        pairing
+            Text j is scored with image ``pairing[j]``; None: one text for each image.
+        """
+        from diptych.retrieval._calibration import read_reference
+        from diptych.retrieval._pair_scores import PairScores, mean_scores
+
+        def score(searcher: Searcher) -> PairScores:
+            views: tuple[tuple[View, Any], ...] = (("image", images), ("text", texts))
+            x, y = (
+                read_new_items(searcher.encoders, view, things, None, searcher.fitted.layout)[1]
+                for view, things in views
+            )
+            scores = mean_scores(searcher.projectors, x, y, check_pairing(pairing, len(x), y))
+            return PairScores.compare(scores, read_reference(searcher.fitted.calibration))
+
+        return self._current.run(score, uses_encoders=not (is_features(images) or is_features(texts)))
+
     def embed_images(
         self, images: OneImage | ManyImages | SupportsArray, *, task: str = "search"
     ) -> np.ndarray[Any, Any]:
@@ -453,6 +485,7 @@ class Retriever:
         layout: Mapping[View, Layout] | None = None,
         engine: Engine | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        audit: bool = False,
     ) -> Retriever:
         """Fit on the training split, measure on the others, and add every item of ``data`` to the index.
 
@@ -470,6 +503,9 @@ class Retriever:
         engine, checkpoint
             Where the training pairs are summed, and a file to continue from after an interruption; see
             ``AWCCA.fit``.
+        audit
+            Do not learn from training pairs that look wrong, as ``audit_pairs`` finds them; ``info()`` says
+            how many these were. They are items as all others.
         """
         from sklearn.base import clone
 
@@ -487,6 +523,7 @@ class Retriever:
                 engine=engine,
                 checkpoint=checkpoint,
                 layout=views.blocks if layout is None else layout,
+                audit=audit,
             )
         rows = {
             view: check_matrix(np.asarray(features), f"{self.views.of(view)} features")
@@ -530,6 +567,7 @@ class Retriever:
         splits: Sequence[str] | None = None,
         paths: Sequence[str | os.PathLike[str]] | None = None,
         metadata: Metadata | None = None,
+        audit: bool = False,
         image_encoder: ImageEncoderLike = None,
         text_encoder: TextEncoderLike = None,
         **options: Any,
@@ -554,6 +592,8 @@ class Retriever:
             The image file of each row of X.
         metadata
             For some ids, plain values to filter by later.
+        audit
+            As ``fit`` takes it.
         image_encoder, text_encoder, options
             As the constructor takes them; the encoders are for queries.
         """
@@ -579,7 +619,7 @@ class Retriever:
         retriever = cls(image_encoder, text_encoder, **options)
         layouts = zip(VIEWS, (x_layout, y_layout), strict=True)
         layout: dict[View, Layout] = {view: blocks for view, blocks in layouts if blocks}
-        return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout)
+        return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout, audit=audit)
 
     @classmethod
     def from_model(
@@ -641,8 +681,8 @@ class Retriever:
     ) -> Retriever:
         """Measure the probabilities of hits on held-out pairs, which this model was not fitted on.
 
-        ``fit`` does so by itself; this is for models that were fitted elsewhere, saved before there were
-        probabilities, or refitted.
+        ``score_pairs`` then compares with the scores of these pairs. ``fit`` does so by itself; this is for
+        models that were fitted elsewhere, saved before there were probabilities, or refitted.
 
         Parameters
         ----------

@@ -26,6 +26,7 @@ from diptych.data import PairedDataset, PairedViews, encode_images, encode_texts
 from diptych.data._duplicates import find_near_duplicates
 from diptych.data._feature_store import remove_store
 from diptych.report._card import describe_quality
+from diptych.retrieval._audit import FLAGGED, estimate_wrong, score_unseen
 from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calibration
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
@@ -103,16 +104,21 @@ def fit_model(
     engine: Engine | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     layout: Mapping[View, Layout] | None = None,
+    audit: bool = False,
 ) -> Fitted:
     """Fit ``model`` on the training split and measure it on the others.
 
-    ``layout`` has names and widths of the feature blocks that lie side by side in a view; the other options
-    are as ``AWCCA.fit`` takes them.
+    ``layout`` has names and widths of the feature blocks that lie side by side in a view. ``audit`` leaves
+    out training pairs that look wrong. The other options are as ``AWCCA.fit`` takes them.
     """
     layout, seconds = layout or {}, dict(views.seconds)
     _check_layout(layout, views)
     with measure_seconds(whole := dict[str, float](), "all"):
         splits = _split_views(views)
+        audited: dict[str, Any] = {}
+        if audit:
+            with measure_seconds(seconds, "audit"):
+                splits, audited["audit"] = _leave_out_wrong(splits, getattr(model, "random_state", 0))
         _warn_if_few(len(splits.training[1]))
         leaks = _find_leaks(splits)
         options = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
@@ -129,6 +135,7 @@ def fit_model(
         "seconds": seconds,
         "training_sample": training_sample(views, ("train", "val") if fit.learned_validation else ("train",)),
         "leaks": leaks,
+        **audited,
         **describe_selection(description, describe_held_out(splits, model.validation_fraction)),
         "metrics": metrics,
     }
@@ -219,6 +226,15 @@ def _split_views(views: PairedViews) -> _Splits:
         raise InputError(f"the pairs have no train split; mark some {plural(names.image)} as train.")
     val, test = (views.split(split) if split in sizes else None for split in ("val", "test"))
     return _Splits(views.split("train"), val, test, names)
+
+
+def _leave_out_wrong(splits: _Splits, random_state: int | None) -> tuple[_Splits, dict[str, int]]:
+    """Leave out training pairs that an audit flags; return the splits, and how many they were, as facts."""
+    x, y, pairing = splits.training
+    wrong, _ = estimate_wrong(*score_unseen(x, y, pairing, splits.names, random_state))
+    kept = np.flatnonzero(wrong <= FLAGGED)
+    facts = {"left_out": len(pairing) - len(kept), "pairs": len(pairing)}
+    return splits._replace(training=(x, y[kept], pairing[kept])), facts
 
 
 def _warn_if_few(n_pairs: int) -> None:
