@@ -31,7 +31,7 @@ def test_a_network_that_changed_is_refused(tmp_path):
     network = onnx.load(path)
     network.doc_string = "another network"
     onnx.save(network, path)
-    with pytest.raises(InputError, match=r"colours.onnx is not the same network as"):
+    with pytest.raises(InputError, match=r"colours.onnx is not the same as"):
         pickle.loads(sent)
     path.unlink()
     with pytest.raises(InputError, match=r"colours.onnx does not exist"):
