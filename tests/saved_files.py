@@ -1,9 +1,18 @@
 """The files of a saved model, for tests that look at them or damage them."""
 
 import json
+import sqlite3
+from contextlib import closing
 
+import numpy as np
+
+from diptych._database import FILE
 from diptych._model_folder import RECORD, current_version
 from diptych._persistence import file_digest
+from diptych.retrieval._folder import write_model
+from diptych.retrieval._searcher import Searcher
+from diptych.retrieval.stores._folder import FolderStore
+from diptych.retrieval.stores._memory import MemoryStore
 
 
 def files_of(folder):
@@ -25,9 +34,24 @@ def seal(folder):
 
 def seal_config(folder):
     """Make the checksum of the config true again, whatever is in it."""
-    pointer = json.loads((folder / RECORD).read_bytes())
-    pointer["sha256"] = file_digest(files_of(folder) / "config.json")
+    digest = file_digest(files_of(folder) / "config.json")
+    if (folder / FILE).exists():
+        execute(folder, "UPDATE current SET sha256 = ?", digest)
+        return
+    pointer = {**json.loads((folder / RECORD).read_bytes()), "sha256": digest}
     (folder / RECORD).write_text(json.dumps(pointer), "utf-8")
+
+
+def execute(folder, statement, *values):
+    """Change the database of a saved retriever behind its back; return the rows."""
+    with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as connection:
+        return connection.execute(statement, values).fetchall()
+
+
+def rows_of(folder, name, width, dtype="<f4"):
+    """Map a file of rows to be changed: the vectors of a task, or the features of a view."""
+    (path,) = (folder / "rows").glob(f"*.{name}")
+    return np.memmap(path, dtype, "r+").reshape(-1, width)
 
 
 def edit_config(folder, **changes):
@@ -35,6 +59,15 @@ def edit_config(folder, **changes):
     path = files_of(folder) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
     seal_config(folder)
+
+
+def save_without_features(retriever, folder):
+    """Save a retriever as one that was fitted with ``keep_features=False``."""
+    store = retriever.store.resident
+    parts = {"table": store.table, "indexes": store.indexes, "learned": store.learned}
+    slim = MemoryStore(store.kind, store.dtype, **parts)
+    searcher = Searcher(retriever.fitted, slim, retriever.encoders)
+    FolderStore.write(folder, slim, lambda path: write_model(path, searcher, False, place=folder)).close()
 
 
 def places(tree, path=()):

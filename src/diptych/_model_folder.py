@@ -1,32 +1,27 @@
 """Model folders: versions that replace each other, and are never half there.
 
 ==========================  ===========================================================================
-``current.json``            the record: the kind of model, its current version, the checksum of its config,
-                            and other versions that were written here and can be removed
 ``versions/ID/``            the files of a version; its ``config.json`` has a checksum of every other file
-``README.md``               the model card of the current version with its figure, for people
-``uploads/``                images that were sent to a server, each named by the SHA-256 of its content
-``journal.jsonl``           changes that a server has confirmed, see ``diptych.service._writes``
+``current.json``            the record: the kind of model, its current version, the checksum of its config
 ``.lock``                   locked while a process writes
-``.server.lock``            locked by the one server that may write
 ==========================  ===========================================================================
 
-**Writers** (``save``, the command line, a server) take the lock, write a new version beside the current one,
-flush it to the disk and replace the record, all in ``new_version``. ``Draft.current`` is the version that
-will be replaced: a writer that started from another one merges or gives up. The lock belongs to the operating
-system (``filelock``) and disappears with its process. The next writer removes what a killed writer left.
+A retriever has ``items.sqlite`` in place of the last two (``diptych._database``, and
+``diptych.retrieval.stores._folder``, which describes its other files).
+
+**Writers** take the lock, write a new version beside the current one, flush it to the disk and replace the
+record, all in ``write_version``. The lock belongs to the operating system (``filelock``) and disappears with
+its process. The next writer removes what a killed writer left.
 
 **Other files in the folder stay.** A model is saved only to a new or empty folder, or to one with a record of
-its kind. Removed are versions that the record names, of these only the files that their configs name, and a
-card only if it is as it was written. Nothing is read, written or removed through a link.
+its kind. Removed are other versions, of these only the files that their configs name. Nothing is read,
+written or removed through a link.
 
 **Readers** take no lock. ``read_current`` reads the record once and then only files of that version, so no
 reader mixes two versions. Old versions are removed as soon as the record names a new one. A file that a
 reader has open or mapped stays readable (on Windows, where open files cannot be removed, the old version
 stays until the next save). A reader that finds a file removed sees that there is a new version and starts
-again; the third time it takes the writers' lock, so it always finishes.
-
-**Unchanged files are not copied**: a version shares them with the previous one through hard links.
+again.
 """
 
 from __future__ import annotations
@@ -39,12 +34,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from sqlite3 import Connection
 from typing import TypeVar
 from uuid import uuid4
 
-import msgspec
-
 from diptych._checks import InputError
+from diptych._database import FILE, Database
 from diptych._persistence import (
     CONFIG,
     LOCK,
@@ -71,19 +66,14 @@ from diptych._persistence import (
 )
 
 RECORD, VERSIONS = "current.json", "versions"
-UPLOADS, JOURNAL = "uploads", "journal.jsonl"
-SERVER_LOCK = ".server.lock"
-FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")
-"""Files of the current version that are shown in the model folder itself."""
 
-_VERSION_ID = re.compile(r"[0-9]{6,12}-[0-9a-f]{8}")
+ATTEMPTS = 20
+"""How often a reader starts again because others have saved meanwhile."""
+
+VERSION_ID = re.compile(r"[0-9]{6,12}-[0-9a-f]{8}")
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Schema)
-
-
-class ChangedError(InputError):
-    """Another process has saved a version since this one was loaded."""
 
 
 @dataclass(frozen=True)
@@ -100,39 +90,49 @@ class Version:
         return self.folder / VERSIONS / self.id
 
 
-@dataclass
-class Draft:
-    """A version that is being written to ``path``, the one that it will replace, and itself once in place."""
-
-    path: Path
-    current: Version | None
-    version: Version | None = None
-
-
 class Record(Schema, frozen=True):
-    """The content of ``current.json``: the kind of model, the current version and the digest of its config.
-
-    The version is empty until the first one is saved. ``draft`` is the version that a process writes, or was
-    writing when it was killed, and ``replaced`` are earlier ones, which may still have to be removed.
-    """
+    """The content of ``current.json``: the kind of model, its current version, the digest of its config."""
 
     format: str
     version: str
     sha256: str
-    draft: str = ""
-    replaced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what is not the name of a version."""
-        for name in (self.version, self.draft, *self.replaced):
-            if name and not _VERSION_ID.fullmatch(name):
-                raise InputError("it does not name a version")
+        if not VERSION_ID.fullmatch(self.version):
+            raise InputError("it does not name a version")
+
+
+def next_version(previous: str) -> str:
+    """Return the name of a version that follows another, which may be empty."""
+    return f"{1 + int(previous.partition('-')[0] or 0):06d}-{uuid4().hex[:8]}"
+
+
+def is_model_folder(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder says which version of a model it holds."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (RECORD, FILE))
 
 
 def find_current(folder: str | os.PathLike[str]) -> Version | None:
     """Return the current version of a folder; None if nothing was saved there yet."""
     folder = real_folder(folder)
-    return _current_of(folder, _read_record(folder)) if os.path.lexists(folder / RECORD) else None
+    if os.path.lexists(folder / FILE):
+        with Database(folder).reading() as connection:
+            return read_version(folder, connection)
+    if not os.path.lexists(folder / RECORD):
+        return None
+    record = _read_record(folder)
+    return Version(folder, record.version, record.sha256)
+
+
+def read_version(folder: Path, connection: Connection) -> Version | None:
+    """Return the version that the database of a folder names; None if nothing was saved there yet."""
+    row = connection.execute("SELECT version, sha256 FROM current").fetchone()
+    if row is None:
+        return None
+    if not all(isinstance(value, str) for value in row) or not VERSION_ID.fullmatch(row[0]):
+        raise InputError(f"{folder / FILE} does not name a version; restore the file.")
+    return Version(folder, *row)
 
 
 def current_version(folder: str | os.PathLike[str]) -> Version:
@@ -142,7 +142,8 @@ def current_version(folder: str | os.PathLike[str]) -> Version:
         raise InputError(f"{folder} is not a folder; give the folder of a model.")
     version = find_current(folder)
     if version is None:
-        reason = f"{RECORD} names no version" if os.path.lexists(folder / RECORD) else f"{RECORD} is missing"
+        known = is_model_folder(folder)
+        reason = "nothing was saved there yet" if known else f"it has neither {RECORD} nor {FILE}"
         raise InputError(f"{folder} is not a model folder: {reason}; give the folder of a model.")
     return version
 
@@ -151,27 +152,21 @@ def _read_record(folder: Path) -> Record:
     return convert(read_json(folder / RECORD), Record, folder / RECORD)
 
 
-def _current_of(folder: Path, record: Record) -> Version | None:
-    return Version(folder, record.version, record.sha256) if record.version else None
-
-
 def read_current(folder: str | os.PathLike[str], read: Callable[[Version], T]) -> T:
     """Return what ``read`` makes of the current version, all of it from that one version."""
-    for _ in range(2):
+    for _ in range(ATTEMPTS):
         version = current_version(folder)
         try:
             return _read_version(version, read)
         except (InputError, OSError):
             if current_version(folder) == version:
                 raise
-    with lock_folder(real_folder(folder)):
-        return _read_version(current_version(folder), read)
+    return _read_version(current_version(folder), read)
 
 
 def write_model_folder(folder: str | os.PathLike[str], kind: str, config: Schema, tensors: Arrays) -> None:
     """Write a model that is a config and arrays; a crash leaves the folder as it was."""
-    with new_version(folder, kind) as draft:
-        write_model_files(draft.path, kind, config, tensors)
+    write_version(folder, kind, lambda path: write_model_files(path, kind, config, tensors))
 
 
 def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]) -> tuple[S, Tensors, Path]:
@@ -179,43 +174,45 @@ def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]
     return read_current(folder, lambda current: read_model_files(current.path, kind, schema))
 
 
-@contextmanager
-def new_version(folder: str | os.PathLike[str], kind: str) -> Iterator[Draft]:
-    """Write a new version of a ``kind`` of model, under the lock; it becomes current if the block succeeds.
+def write_version(folder: str | os.PathLike[str], kind: str, write: Callable[[Path], None]) -> None:
+    """Write a new version of a ``kind`` of model, under the lock; it then becomes current.
 
-    A folder that holds something else is never written to.
+    ``write`` writes its files to an empty folder. A folder that holds something else is never written to.
     """
     folder = real_folder(folder)
-    _open_record(folder, kind)
+    _check_place(folder, kind)
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder):
-        record = _open_record(folder, kind)
-        if record.draft:
-            shutil.rmtree(folder / VERSIONS / record.draft, ignore_errors=True)
-        number = 1 + int(record.version.partition("-")[0] or 0)
-        draft = Draft(folder / VERSIONS / f"{number:06d}-{uuid4().hex[:8]}", _current_of(folder, record))
-        try:
-            _write_record(folder, msgspec.structs.replace(record, draft=draft.path.name))
-            draft.path.mkdir(parents=True)
-            with name_in_errors(draft.path):
-                yield draft
-            digest = file_digest(draft.path / CONFIG)
-            for path in (draft.path, *draft.path.rglob("*"), folder / VERSIONS):
-                (flush_folder if path.is_dir() else flush_file)(path)
-            replaced = (*record.replaced, *([record.version] if record.version else ()))
-            remaining = tuple(name for name in replaced if (folder / VERSIONS / name).exists())
-            record = Record(f"diptych-{kind}", draft.path.name, digest, "", remaining)
-            _write_record(folder, record)
-        except BaseException:
-            with suppress(InputError):
-                record = _read_record(folder)
-            if record.version != draft.path.name:
-                shutil.rmtree(draft.path, ignore_errors=True)
-            raise
-        draft.version = Version(folder, record.version, record.sha256)
-        _show_for_people(folder, record)
-        for name in record.replaced:
-            _remove_version(folder / VERSIONS / name)
+    with _lock(folder):
+        previous = _check_place(folder, kind)
+        name = next_version("" if previous is None else previous.version)
+        version = write_files(folder, name, write)
+        with replace_file(folder / RECORD) as staged:
+            write_json(staged, to_builtins(Record(f"diptych-{kind}", version.id, version.digest)))
+        remove_others(folder, version)
+
+
+def write_files(folder: Path, name: str, write: Callable[[Path], None]) -> Version:
+    """Write the files of a version beside the others; it gets its name when they are on the disk."""
+    (folder / VERSIONS).mkdir(exist_ok=True)
+    draft = folder / VERSIONS / f".{name}.diptych-{uuid4().hex[:12]}"
+    draft.mkdir()
+    try:
+        with name_in_errors(draft):
+            write(draft)
+        flush_version(draft)
+        version = Version(folder, name, file_digest(draft / CONFIG))
+        draft.rename(version.path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    flush_folder(folder / VERSIONS)
+    return version
+
+
+def flush_version(folder: Path) -> None:
+    """Wait until all files of a version are on the disk."""
+    for path in (folder, *folder.rglob("*")):
+        (flush_folder if path.is_dir() else flush_file)(path)
 
 
 def link_file(name: str, source: Path, target: Path) -> None:
@@ -231,44 +228,13 @@ def link_file(name: str, source: Path, target: Path) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Wait until no other process writes to a model folder, and keep others from writing."""
     from filelock import FileLock  # only writers need it, and it imports asyncio
 
     check_own(folder, LOCK)
     with FileLock(folder / LOCK):
         yield
-
-
-@contextmanager
-def lock_for_serving(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Be the only server that writes to a model folder; a second one is an ``InputError``."""
-    from filelock import FileLock, Timeout
-
-    real = current_version(folder).folder
-    check_own(real, SERVER_LOCK)
-    lock = FileLock(real / SERVER_LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InputError(
-            f"{folder} is being changed by another process that serves it with --writable; stop that one "
-            "first."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def check_writable(folder: str | os.PathLike[str], kind: str) -> None:
-    """Refuse a folder that a ``kind`` of model cannot be saved to, before time is spent on fitting it."""
-    folder = real_folder(folder)
-    _open_record(folder, kind)
-    parent = next(path for path in (folder, *folder.parents) if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        reason = "is a file" if not parent.is_dir() else "cannot be written to"
-        raise InputError(f"{folder} cannot be made, because {parent} {reason}; choose another folder.")
 
 
 def _read_version(version: Version, read: Callable[[Version], T]) -> T:
@@ -279,41 +245,49 @@ def _read_version(version: Version, read: Callable[[Version], T]) -> T:
     return read(version)
 
 
-def _open_record(folder: Path, kind: str) -> Record:
-    """Return the record of a folder that a ``kind`` of model may be saved to; a new one of a new folder."""
-    record = Record(f"diptych-{kind}", "", "")
+def _check_place(folder: Path, kind: str) -> Record | None:
+    """Return the record of a folder that a ``kind`` of model may be saved to; None of a new one."""
     if not folder.exists():
-        return record
+        return None
     reason = ""
     if os.path.lexists(folder / RECORD):
         check_own(folder, RECORD, VERSIONS)
         try:
             record = _read_record(folder)
         except InputError as error:
-            record, reason = Record("", "", ""), f" ({str(error).rstrip('.')})"
-        names = (record.version, record.draft, *record.replaced)
-        check_own(folder, *(f"{VERSIONS}/{name}" for name in names if name))
-    elif not folder.is_dir() or not all(map(_is_left_by_a_first_save, folder.iterdir())):
-        record = Record("", "", "")
-    if record.format != f"diptych-{kind}":
-        raise InputError(
-            f"{folder} exists and is not a diptych {kind}{reason}; choose another folder, or an empty one."
-        )
-    return record
+            reason = f" ({str(error).rstrip('.')})"
+        else:
+            check_own(folder, f"{VERSIONS}/{record.version}")
+            if record.format == f"diptych-{kind}":
+                return record
+    elif folder.is_dir() and all(map(_is_left_by_a_first_save, folder.iterdir())):
+        return None
+    raise InputError(
+        f"{folder} exists and is not a diptych {kind}{reason}; choose another folder, or an empty one."
+    )
 
 
 def _is_left_by_a_first_save(path: Path) -> bool:
-    """Return whether a process made a file that was killed before it could write a record."""
+    """Return whether a process made a file or folder that was killed before it could write a record."""
     status = path.lstat()
+    if path.name == VERSIONS and stat.S_ISDIR(status.st_mode):
+        names = [inner.name for inner in path.iterdir()]
+        return all(TEMPORARY.fullmatch(name) or VERSION_ID.fullmatch(name) for name in names)
     return stat.S_ISREG(status.st_mode) and (
         (path.name == LOCK and status.st_size == 0)
         or (path.name.startswith(f".{RECORD}.") and TEMPORARY.fullmatch(path.name) is not None)
     )
 
 
-def _write_record(folder: Path, record: Record) -> None:
-    with replace_file(folder / RECORD) as staged:
-        write_json(staged, to_builtins(record))
+def remove_others(folder: Path, current: Version | None) -> None:
+    """Remove other versions and the drafts of killed writers; for callers that write alone."""
+    for path in (folder / VERSIONS).iterdir():
+        if path.is_symlink() or (current is not None and path.name == current.id):
+            continue
+        if VERSION_ID.fullmatch(path.name):
+            _remove_version(path)
+        elif TEMPORARY.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_version(folder: Path) -> None:
@@ -330,20 +304,3 @@ def _remove_version(folder: Path) -> None:
     for step in (*steps, folder.rmdir):
         with suppress(OSError):  # on Windows, a file that is open
             step()
-
-
-def _show_for_people(folder: Path, record: Record) -> None:
-    """Copy the card of the current version to the model folder, unless a file of somebody else is there."""
-    versions = [folder / VERSIONS / name for name in (record.version, *record.replaced)]
-    entries = [read_entries(version) or {} for version in versions]
-    for name in FOR_PEOPLE:
-        shown, wanted = folder / name, entries[0].get(name)
-        digest = file_digest(shown) if shown.is_file() and not shown.is_symlink() else None
-        written = {files[name].sha256 for files in entries if name in files}
-        if os.path.lexists(shown) and digest not in written:
-            continue
-        if wanted is None:
-            shown.unlink(missing_ok=True)
-        elif digest != wanted.sha256:
-            with replace_file(shown) as staged:
-                shutil.copyfile(versions[0] / name, staged)

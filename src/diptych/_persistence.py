@@ -274,23 +274,11 @@ def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
 # Arrays
 
 
-@dataclass(frozen=True)
-class MatrixBlocks:
-    """A matrix that is written block by block, without being in memory as a whole."""
-
-    blocks: Iterable[np.ndarray[Any, Any]]
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-
-
-Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any] | MatrixBlocks]
+Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 
 def write_tensors(path: Path, tensors: Arrays, metadata: Mapping[str, str] | None = None) -> None:
-    """Write named arrays to a safetensors file, one block of rows at a time.
-
-    The library's own ``save_file`` needs whole arrays, so an index in blocks would be in memory twice.
-    """
+    """Write named arrays to a safetensors file, each as it lies in memory, without copies."""
     header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
     end = 0
     for name, tensor in tensors.items():
@@ -305,10 +293,7 @@ def write_tensors(path: Path, tensors: Arrays, metadata: Mapping[str, str] | Non
     with name_in_errors(path), open(path, "wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors.values():
-            for block in tensor.blocks if isinstance(tensor, MatrixBlocks) else (tensor,):
-                file.write(np.ascontiguousarray(block, tensor.dtype.newbyteorder("<")).data)
-        if file.tell() != 8 + len(encoded) + end:
-            raise InputError(f"{path}: the blocks do not add up to the shape of their matrix.")
+            file.write(np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).data)
 
 
 def read_tensors(path: str | os.PathLike[str]) -> Tensors:
@@ -425,6 +410,12 @@ class ModelFiles:
     folder: Path
     entries: Mapping[str, FileEntry]
 
+    @classmethod
+    def of(cls, folder: Path) -> ModelFiles:
+        """Return the files that the config in a folder lists, whatever else it says."""
+        entries = convert(read_json(folder / CONFIG).get("files"), dict[str, FileEntry], folder / CONFIG)
+        return cls(folder, entries)
+
     def __contains__(self, name: str) -> bool:
         return name in self.entries
 
@@ -487,20 +478,12 @@ def check_format(header: Mapping[str, Any], kind: str, path: Path) -> None:
         )
 
 
-def write_config(folder: Path, kind: str, config: Schema, previous: Path | None = None) -> None:
-    """Write the config of the files in ``folder``, with a checksum of each.
-
-    Files that are linked from the folder ``previous`` keep the checksum that its config has.
-    """
-    linked = (read_entries(previous) if previous is not None else None) or {}
-    files: dict[str, FileEntry] = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        with suppress(OSError):  # the previous version may not have this file
-            if previous is not None and name in linked and path.samefile(previous / name):
-                files[name] = linked[name]
-        if name not in files:
-            files[name] = FileEntry(path.stat().st_size, file_digest(path))
+def write_config(folder: Path, kind: str, config: Schema) -> None:
+    """Write the config of the files in ``folder``, with a checksum of each."""
+    files = {
+        path.relative_to(folder).as_posix(): FileEntry(path.stat().st_size, file_digest(path))
+        for path in sorted(path for path in folder.rglob("*") if path.is_file())
+    }
     settings = to_builtins(config)
     convert(settings, type(config), folder / CONFIG)  # what cannot be read again is not written
     header = Header(f"diptych-{kind}", FORMAT_VERSION, library_version(), files)
@@ -510,7 +493,7 @@ def write_config(folder: Path, kind: str, config: Schema, previous: Path | None 
 def read_entries(folder: Path) -> dict[str, FileEntry] | None:
     """Return what the config of a version says of the other files; None if it cannot be read."""
     with suppress(InputError):
-        return convert(read_json(folder / CONFIG).get("files"), dict[str, FileEntry], folder / CONFIG)
+        return dict(ModelFiles.of(folder).entries)
     return None
 
 

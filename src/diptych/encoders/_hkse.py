@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, move_like, namespace
 from diptych._checks import InputError, check_count, check_seed, check_view
-from diptych._model_folder import Version, new_version, read_current
+from diptych._model_folder import Version, read_current, write_version
 from diptych.encoders._hkse_encoder import (
     BLOCK_ROWS,
     INSIDE,
@@ -194,8 +194,7 @@ class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder, as safetensors and JSON, atomically."""
         check_is_fitted(self)
-        with new_version(folder, KIND) as draft:
-            write_hkse(self.encoder_, draft.path)
+        write_version(folder, KIND, lambda path: write_hkse(self.encoder_, path))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> HKSE:

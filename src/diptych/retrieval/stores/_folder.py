@@ -1,0 +1,424 @@
+"""A store in a model folder: items in SQLite, vectors and features in files of rows, searched in memory.
+
+**A writer** is one transaction of SQLite, alone among all processes. It first learns what others have
+committed, writes new rows behind the valid ones, flushes them, and then commits the items together with the
+number of valid rows. So an addition is on the disk when it returns, and one that was killed leaves rows that
+the next writer overwrites. Removed items leave holes. Once more than half of the rows are holes, the rows are
+written again without them.
+
+**A new model** (a fit, a refit, a calibration) is a new version and new files of rows, written completely and
+flushed before the commit that makes them current. Then the old files are removed; a process that has them
+mapped can still read them (on Windows the next such commit removes them).
+
+**A reader** looks at a counter of SQLite before each search. If others have committed, it reads the items
+added since and the keys removed since; if there are other files, it reads everything again. A search for
+another version of the model than the current one is ``ModelChanged``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from sqlite3 import Connection
+
+import msgspec
+import numpy as np
+
+from diptych._checks import TASKS, InputError, Task
+from diptych._database import FILE, Database
+from diptych._model_folder import Version
+from diptych.retrieval._filters import Filter
+from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PublishedPlaces, StoredItem, View
+from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, ModelChanged, State, Store
+from diptych.retrieval.stores._faiss import VectorIndex
+from diptych.retrieval.stores._files import (
+    ROWS,
+    Layout,
+    check_version,
+    check_writable,
+    insert_items,
+    map_rows,
+    open_rows,
+    read_current_layout,
+    read_graph,
+    read_items,
+    read_rows,
+    tidy,
+    write_current,
+    write_folder,
+    write_graph,
+    write_layout,
+)
+from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
+
+COMPACTED = 1024
+"""Rows from which a file is written again once more than half of it are holes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """What is in memory: the version, the layout, and the number of the last removal that are applied."""
+
+    version: Version
+    layout: Layout
+    store: MemoryStore
+    removal: int = 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the files of a folder are read.
+
+    ``mmap``: leave vectors, features and the model on the disk. ``trust_graph``: read graphs as they are.
+    ``images``, with ``published``: the folder of the images, for a folder of somebody else.
+    """
+
+    mmap: bool = False
+    trust_graph: bool = False
+    published: bool = False
+    images: str | os.PathLike[str] | None = None
+
+    def places(self, layout: Layout, folder: Path) -> Places:
+        """Return where images lie."""
+        if self.published:
+            return PublishedPlaces(folder, None if self.images is None else os.fspath(self.images))
+        return Places.read(layout.images, folder)
+
+
+class FolderStore:
+    """Items of a model folder, a real path, for any number of processes on one machine."""
+
+    shared = True
+    address = ""
+
+    def __init__(self, folder: Path, reading: Reading = Reading(), *, loaded: Loaded | None = None) -> None:
+        self.folder, self.reading = folder, reading
+        self._writing, self._syncing = threading.RLock(), threading.RLock()
+        self._database = Database(folder, immutable=reading.published)
+        self._seen = self._database.data_version()
+        self._loaded = self._load() if loaded is None else loaded
+
+    @classmethod
+    def write(
+        cls,
+        folder: str | os.PathLike[str],
+        store: MemoryStore,
+        write_model: Callable[[Path], None],
+        *,
+        graphs: bool = True,
+    ) -> FolderStore:
+        """Put a store and its model into a folder, in place of what it holds; return the store there.
+
+        ``write_model`` writes the files of the model to an empty folder. Without ``graphs``, those of the
+        store are left out.
+        """
+        folder = check_writable(folder)
+
+        def write_files(path: Path) -> None:
+            for task, index in store.indexes.items() if graphs else ():
+                write_graph(path, task, index)
+            write_model(path)
+
+        version, layout = write_folder(folder, store, write_files)
+        assert layout is not None
+        return cls(folder, loaded=Loaded(version, layout, store))
+
+    @property
+    def kind(self) -> str:
+        """How vectors are searched: ``"flat"`` or ``"hnsw"``."""
+        return self._loaded.layout.kind
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the vectors."""
+        return self._loaded.layout.dtype
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether the features of items are stored."""
+        return bool(self._loaded.layout.widths)
+
+    @property
+    def resident(self) -> MemoryStore:
+        """What is in memory or mapped, as it is now."""
+        return self._refresh().store
+
+    def state(self) -> State:
+        """Return the current state."""
+        loaded = self._refresh()
+        return State(loaded.version.id, loaded.layout.next_key)
+
+    def is_in(self, folder: Path) -> bool:
+        """Return whether this store is in a folder."""
+        with suppress(OSError):
+            return os.path.samefile(folder / FILE, self._database.path)
+        return False
+
+    def close(self) -> None:
+        """Close the database, so that its file alone holds all items; the store cannot be used any more."""
+        self._database.close()
+
+    def check_in_place(self) -> None:
+        """Raise a ``MovedError`` if the folder was removed or replaced since it was opened."""
+        self._database.check_in_place()
+
+    def search(
+        self,
+        task: Task,
+        queries: Floats,
+        k: int,
+        where: Filter | None,
+        version: str,
+        depth: int | None = None,
+    ) -> Matches:
+        """Return the k items with the largest inner products for each query, largest first."""
+        return self._read(version).search(task, queries, k, where, depth=depth)
+
+    def items(
+        self,
+        view: View | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+        image: str | None = None,
+        new: bool = False,
+    ) -> Iterator[Item]:
+        """Iterate over items in order of addition; see ``Store.items``."""
+        return self.resident.items(view, ids=ids, image=image, new=new)
+
+    def count(self, view: View | None = None) -> int:
+        """Return the number of items, of one view or of both."""
+        return self.resident.count(view)
+
+    def vectors(self, task: Task, version: str) -> Iterator[Block]:
+        """Iterate over all items of a task with their vectors, in order of addition."""
+        return self._read(version).vectors(task)
+
+    def features(self, view: View, ids: Sequence[str]) -> Floats | None:
+        """Return stored features in the order of ``ids``; None if those of one item are not stored."""
+        return self.resident.features(view, ids)
+
+    @contextmanager
+    def model_files(self, names: Sequence[str]) -> Iterator[tuple[Path, str]]:
+        """Give the folder of the current version, and its name."""
+        version = self._refresh().version
+        try:
+            check_version(version)
+        except (InputError, OSError):
+            if self._refresh().version == version:
+                raise
+            version = self._refresh().version  # another process has just replaced it
+        yield version.path, version.id
+
+    def add(self, blocks: Sequence[Block], version: str) -> None:
+        """Add items in one transaction; they are on the disk when this returns."""
+        with self._transaction(version) as (connection, loaded):
+            loaded.store.check_new(blocks)
+            layout = loaded.layout
+            places = self.reading.places(layout, self.folder)
+            if places.images is None:  # these are the first images that lie somewhere
+                places = Places.of((item for block in blocks for item in block.items), self.folder)
+            rows, key = dict(layout.rows), layout.next_key
+            for block in blocks:
+                first, n = rows[block.view], len(block.items)
+                for name, (file, dtype, width) in layout.files(block.view).items():
+                    content = block.vectors if name == TASK_OF[block.view] else block.features
+                    if content is None:
+                        raise InputError("this index keeps features; pass them with the vectors.")
+                    with open_rows(self.folder, file) as write:
+                        write(first, np.asarray(content, dtype).reshape(n, width))
+                numbers = itertools.count(key), itertools.count(first)
+                insert_items(connection, places, block.items, *numbers)
+                rows[block.view], key = first + n, key + n
+            write_layout(
+                connection,
+                msgspec.structs.replace(layout, rows=rows, next_key=key, images=places.describe()),
+            )
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove items in one transaction, and with an image its captions; return how many."""
+        with self._transaction() as (connection, loaded):
+            keys = [(key,) for key in loaded.store.keys_to_remove(ids).tolist()]
+            connection.executemany("DELETE FROM items WHERE key = ?", keys)
+            connection.executemany("INSERT INTO removals (key) VALUES (?)", keys)
+        if self._is_sparse(self._loaded):
+            self.compact()
+        return len(keys)
+
+    def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:
+        """Put another model in place of the stored one, for the same items.
+
+        Without ``version``, return a store in memory with new items, to be written to a folder.
+        """
+        if version is None:
+            loaded = self._loaded
+            return MemoryStore(loaded.layout.kind, loaded.layout.dtype).replace(make)
+        with self._transaction(version) as (connection, loaded):
+            contents = make()
+            store = loaded.store
+            if not contents.same_vectors:
+                store = store.replace(lambda: contents, version)
+
+            def write_model(folder: Path) -> None:
+                for task, index in store.indexes.items():
+                    write_graph(folder, task, index)
+                contents.write_model(folder)
+
+            stays = loaded.layout if contents.same_vectors else None
+            self._put_in_use(connection, store, write_model, stays)
+        self._tidy()
+        return self
+
+    def compact(self) -> None:
+        """Write all rows again, without those of removed items."""
+        with self._transaction() as (connection, loaded):
+            self._put_in_use(connection, loaded.store, None)
+        self._tidy()
+
+    def _put_in_use(
+        self,
+        connection: Connection,
+        store: MemoryStore,
+        write_model: Callable[[Path], None] | None,
+        layout: Layout | None = None,
+    ) -> None:
+        """Write other files, commit, and go on with ``store``, which holds what they do."""
+        version, layout = write_current(connection, self.folder, store, write_model, layout)
+        assert layout is not None
+        with self._syncing:  # so that no search reads everything again
+            connection.execute("COMMIT")
+            removal = self._loaded.removal if layout.name == self._loaded.layout.name else 0
+            self._loaded = Loaded(version, layout, store, removal)
+
+    def _tidy(self) -> None:
+        with self._writing:
+            tidy(self._database)
+
+    def _read(self, version: str) -> MemoryStore:
+        """Return what is in memory if it belongs to a version of the model."""
+        loaded = self._refresh()
+        if loaded.version.id != version:
+            raise ModelChanged
+        return loaded.store
+
+    @contextmanager
+    def _transaction(self, version: str | None = None) -> Iterator[tuple[Connection, Loaded]]:
+        """Change the database, alone among all threads and processes, knowing all that they have changed."""
+        with self._writing:
+            with self._database.writing() as connection:
+                loaded = self._refresh()
+                if version not in (None, loaded.version.id):
+                    raise ModelChanged
+                yield connection, loaded
+            self._refresh()
+
+    def _refresh(self) -> Loaded:
+        """Learn what was committed since this was last called, here or by other processes."""
+        with self._syncing:
+            if (seen := self._database.data_version()) != self._seen:
+                self._loaded, self._seen = self._catch_up(self._loaded), seen
+            return self._loaded
+
+    def _catch_up(self, loaded: Loaded) -> Loaded:
+        with self._database.reading() as connection:
+            version, layout = read_current_layout(connection, self.folder)
+            same = (version, layout.name) == (loaded.version, loaded.layout.name)
+            first = loaded.layout.next_key if same else layout.next_key
+            items, keys, rows = read_items(connection, self.folder, first)
+            removals = connection.execute(
+                "SELECT number, key FROM removals WHERE number > ? ORDER BY number", (loaded.removal,)
+            ).fetchall()
+        if not same:
+            return self._load()
+        try:
+            self._apply(loaded.store, layout, [key for _, key in removals], items, keys, rows)
+        except (InputError, OSError):  # the files were replaced meanwhile
+            return self._load()
+        return Loaded(version, layout, loaded.store, removals[-1][0] if removals else loaded.removal)
+
+    def _apply(
+        self,
+        store: MemoryStore,
+        layout: Layout,
+        removed: list[int],
+        items: Sequence[StoredItem],
+        keys: Keys,
+        rows: Keys,
+    ) -> None:
+        """Make the changes in memory that were committed."""
+        present = [key for key in removed if store.table.get(key) is not None]
+        if present:
+            store.drop(np.array(present, np.int64))
+        store.table.places = self.reading.places(layout, self.folder)
+        for view in VIEWS:
+            chosen = np.array([item.view == view for item in items], np.bool_)
+            if chosen.any():
+                blocks = {
+                    name: read_rows(self.folder, file, dtype, width, rows[chosen])
+                    for name, (file, dtype, width) in layout.files(view).items()
+                }
+                some = list(itertools.compress(items, chosen))
+                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen])
+        store.table.next_key = layout.next_key
+
+    def _load(self) -> Loaded:
+        """Read everything; again if the files were replaced meanwhile."""
+        while True:
+            with self._database.reading() as connection:
+                version, layout = read_current_layout(connection, self.folder)
+                items = read_items(connection, self.folder)
+                removal = connection.execute("SELECT max(number) FROM removals").fetchone()[0]
+            try:
+                store = self._open(version, layout, *items)
+                return Loaded(version, layout, store, removal or 0)
+            except (InputError, OSError):
+                with self._database.reading() as connection:
+                    if read_current_layout(connection, self.folder) == (version, layout):
+                        raise
+
+    def _open(
+        self, version: Version, layout: Layout, items: Sequence[StoredItem], all_keys: Keys, all_rows: Keys
+    ) -> MemoryStore:
+        """Return a store in memory of the items, and of the rows of the files."""
+        source = self._database.path
+        table = ItemTable(places=self.reading.places(layout, self.folder))
+        table.add(items, all_keys)
+        if table.next_key > layout.next_key or layout.learned > layout.next_key:
+            raise InputError(f"{source} has items with keys that were not given yet; restore the file.")
+        table.next_key = layout.next_key
+        indexes, kept = dict[Task, VectorIndex](), dict[View, VectorIndex]()
+        for view in VIEWS:
+            chosen = np.array([item.view == view for item in items], np.bool_)
+            keys, rows = all_keys[chosen], all_rows[chosen]
+            if len(rows) and (np.any(np.diff(rows) <= 0) or rows[-1] >= layout.rows[view]):
+                raise InputError(f"{source} has items without rows of their own; restore the file.")
+            for name, (file, dtype, width) in layout.files(view).items():
+                array = map_rows(self.folder, file, dtype, (layout.rows[view], width))
+                if not self.reading.mmap:
+                    array = np.array(array)
+                    # A sum needs no second array of this size. Mapped rows are checked in a search.
+                    sums = array.sum(axis=-1, dtype=np.float64)
+                    if not np.isfinite(sums[rows]).all():
+                        raise InputError(
+                            f"{self.folder / ROWS / file} has numbers that are not finite; restore the file."
+                        )
+                index = VectorIndex.of(array, keys, rows)
+                if name in TASKS:
+                    indexes[name] = index
+                else:
+                    kept[view] = index
+        for task, index in indexes.items() if layout.kind == "hnsw" else ():
+            if len(index) and not (self.reading.trust_graph and read_graph(version.path, task, index)):
+                index.build_graph()
+        return MemoryStore(
+            layout.kind, layout.dtype, table=table, indexes=indexes, kept=kept, learned=layout.learned
+        )
+
+    def _is_sparse(self, loaded: Loaded) -> bool:
+        """Return whether more than half of the rows are holes."""
+        rows = sum(loaded.layout.rows.values())
+        return rows >= COMPACTED and 2 * len(loaded.store.table) < rows
