@@ -51,11 +51,11 @@ from pathlib import Path  # noqa: E402
 import numpy as np  # noqa: E402
 
 from diptych.cca import AWCCA  # noqa: E402
-from diptych.cca._projector import Correction, compute_offsets, csls_offsets  # noqa: E402
+from diptych.cca._correction import Correction, compute_offsets, csls_offsets  # noqa: E402
 from diptych.encoders import HKSE, RandomFourier  # noqa: E402
 from diptych.fusion import Block, Fusion, Part  # noqa: E402
 from diptych.fusion._blocks import Geometry, apply_geometry, sum_pairs, take_rows  # noqa: E402
-from diptych.fusion._fitting import Trial, choose_use, fit_part, make_uses  # noqa: E402
+from diptych.fusion._choosing import Trial, choose_use, fit_part, make_uses  # noqa: E402
 from diptych.fusion._hubness import (  # noqa: E402
     NEIGHBOURS,
     STRENGTHS,
@@ -305,7 +305,7 @@ def measure_alone(
 
     start = clock()
     joint, _ = sum_pairs(plain.training, "float32")
-    one = fit_part(part, joint, plain.validation, config["grid"], (1.0,))
+    one = fit_part(part, joint, plain.validation, config["grid"])
     maps = {task: make_maps(one, task, ASYMMETRIC, None) for task in TASKS}
     fit = clock() - start
     report("plain AW-CCA", plain, maps, fit)
@@ -368,7 +368,7 @@ def measure_alone(
     better = normalize_blocks(Split.make(x, y, on_test), blocks)
     start = clock()
     joint, _ = sum_pairs(better.training, "float32")
-    two = fit_part(part, joint, better.validation, config["grid"], (1.0,))
+    two = fit_part(part, joint, better.validation, config["grid"])
     maps = {task: make_maps(two, task, ASYMMETRIC, None) for task in TASKS}
     report("square root, unit length", better, maps, clock() - start)
     if seed == config["seeds"][0]:

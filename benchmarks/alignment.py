@@ -218,7 +218,7 @@ def fit_best(work: Work) -> Iterator[Fitted]:
         return model.ranks(pairs.x, pairs.y, pairs.pairing, task=task)
 
     chosen = {
-        task: str([model.corrections_[task], *(member.use for member in model.members_[task])])
+        task: str([model.hubness_[task].correction, *(member.use for member in model.members_[task])])
         for task in TASKS
     }
     yield Fitted(clock() - start, rank, chosen)

@@ -16,7 +16,7 @@ import numpy as np  # noqa: E402
 
 from diptych import AWCCA  # noqa: E402
 from diptych.stats import bootstrap  # noqa: E402
-from diptych.stats._bootstrap import match_components  # noqa: E402
+from diptych.stats._resampling import match_components  # noqa: E402
 
 FEATURES = 6
 RESAMPLES = 400

@@ -37,8 +37,8 @@ def encode(which: str, count: int, store: str, folder: str) -> None:
 
     ``folder`` has the scenes, or what fastembed needs.
     """
-    from diptych.data import encode_images, read_pairs
-    from diptych.encoders import OnnxEncoder, PyramidDescriptor, Recipe, image_encoder
+    from diptych.data import _encode, encode_images, read_pairs
+    from diptych.encoders import OnnxEncoder, PyramidDescriptor, Recipe, _image, image_encoder
 
     data, network = find_data() / "flickr8k", find_data().parent / "models" / "resnet50.onnx"
     if which == "scenes":
@@ -52,18 +52,26 @@ def encode(which: str, count: int, store: str, folder: str) -> None:
         encoder = (
             image_encoder(f"fastembed:{folder}") if which == "fastembed" else OnnxEncoder(network, recipe)
         )
-    reports = []
-    cpu = time.process_time()
-    encode_images(pairs.select(range(count)), encoder, store, progress=reports.append)
-    cpu, progress = time.process_time() - cpu, reports[-1]
-    encoded = progress.done - progress.resumed
+    busy, encoded = 0.0, 0
+
+    def encode_inputs(encoder, inputs, what):
+        nonlocal busy, encoded
+        start, encoded = time.perf_counter(), encoded + len(inputs)
+        result = _image.encode_inputs(encoder, inputs, what)
+        busy += time.perf_counter() - start
+        return result
+
+    _encode.encode_inputs = encode_inputs
+    cpu, start = time.process_time(), time.perf_counter()
+    encode_images(pairs.select(range(count)), encoder, store)
+    cpu, seconds = time.process_time() - cpu, time.perf_counter() - start
     print(
         json.dumps(
             {
                 "images": encoded,
-                "rate": progress.rate,
+                "rate": encoded / seconds,
                 "cpu": 1000 * cpu / encoded,
-                "waits": 100 * progress.waiting / progress.seconds,
+                "waits": 100 * (1 - busy / seconds),
                 "peak": read_memory(),
             }
         )

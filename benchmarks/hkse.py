@@ -61,7 +61,7 @@ from diptych.encoders import (  # noqa: E402
     tokenize,
     word_kernel,
 )
-from diptych.encoders._fitted_hkse import FittedHKSE, read_hkse  # noqa: E402
+from diptych.encoders._hkse_encoder import read_hkse  # noqa: E402
 from diptych.encoders._kernels import draw_fourier, fourier_features, make_generator, median_gamma  # noqa: E402
 from diptych.encoders._words import Corpus, mean_rows  # noqa: E402
 
@@ -109,7 +109,7 @@ def compute_means(vectors, sentences, gamma, m, seed):
         vectors.matrix, *draw_fourier(vectors.dimensions, m, gamma, make_generator(seed, 1))
     )
     rows, ends = Corpus.of(sentences).lookup(vectors.index)
-    return mean_rows(table, rows, ends, lambda _: None)
+    return mean_rows(table, rows, ends)
 
 
 def compute_gram(means, eta, m2, seed, chunk=8192):
@@ -286,9 +286,9 @@ def make_row(name, values):
 def measure_trick() -> dict[str, float]:
     """Encode 40,000 captions both ways, from the same token numbers, in the same blocks."""
     captions = read_captions()
-    hkse = HKSE(find_word_vectors()).fit(captions)
-    rows, ends = Corpus.of(captions).lookup(hkse.vectors_.index)
-    vectors, weights, offsets = hkse.vectors_.matrix, hkse.word_weights_, hkse.word_offsets_
+    encoder = HKSE(find_word_vectors()).fit(captions).encoder_
+    rows, ends = Corpus.of(captions).lookup(encoder.vectors.index)
+    vectors, (weights, offsets) = encoder.vectors.matrix, encoder.word_map
 
     def split(rows, ends):
         for first in range(0, len(ends), 2048):
@@ -299,7 +299,7 @@ def measure_trick() -> dict[str, float]:
     def average_by_vocabulary(rows=rows, ends=ends):
         table = fourier_features(vectors, weights, offsets)
         for own, stops in split(rows, ends):
-            yield mean_rows(table, own, stops, lambda _: None)
+            yield mean_rows(table, own, stops)
 
     def average_by_token(rows=rows, ends=ends):
         for own, stops in split(rows, ends):
@@ -316,9 +316,9 @@ def measure_trick() -> dict[str, float]:
 
     def encode(word_layer):
         """Go from strings to the last feature, tokenisation included."""
-        own, stops = Corpus.of(captions).lookup(hkse.vectors_.index)
+        own, stops = Corpus.of(captions).lookup(encoder.vectors.index)
         for means in word_layer(own, stops):
-            fourier_features(means, hkse.sentence_weights_, hkse.sentence_offsets_)
+            fourier_features(means, *encoder.sentence_map)
 
     layers = (average_by_vocabulary, average_by_token)
     largest = max(
@@ -326,7 +326,7 @@ def measure_trick() -> dict[str, float]:
     )
     return {
         "tokens": len(rows),
-        "vocabulary": len(hkse.vocabulary_),
+        "vocabulary": len(encoder.vectors),
         "difference": float(largest),
         "word_layer": [measure_fastest(partial(drain, layer), 3) for layer in layers],
         "end_to_end": [measure_fastest(partial(encode, layer), 2) for layer in layers],
@@ -429,7 +429,7 @@ def measure_model(hkse: HKSE, captions: list[str], folder: Path) -> dict[str, ob
     save = min(time_call(lambda: hkse.save(folder))[0] for _ in range(3))
     files = current_version(folder).path
     load = measure_fastest(lambda: HKSE.load(folder), 3)
-    mapped = measure_fastest(lambda: read_hkse(FittedHKSE, files, mmap=True), 3)
+    mapped = measure_fastest(lambda: read_hkse(files, mmap=True), 3)
     queries = {
         "known": "dog",
         "unknown": "dog zyzzyva",
@@ -438,10 +438,10 @@ def measure_model(hkse: HKSE, captions: list[str], folder: Path) -> dict[str, ob
     }
     spent: dict[str, list[float]] = {name: [] for name in queries}
     for _ in range(3):
-        model = read_hkse(FittedHKSE, files, mmap=True)
-        model.transform(["cat"])
+        model = read_hkse(files, mmap=True)
+        model.encode(["cat"])
         for name, query in queries.items():
-            spent[name].append(time_call(partial(model.transform, [query]))[0])
+            spent[name].append(time_call(partial(model.encode, [query]))[0])
     return {
         "MB on disk": sum(file.stat().st_size for file in files.iterdir()) / 1e6,
         "MB pickled": len(pickle.dumps(hkse)) / 1e6,

@@ -170,7 +170,7 @@ def measure_features(name: str, queries: Queries, polish: bool) -> list[dict]:
     training, validation, _ = split_flickr8k(*load_flickr8k(images, texts))
     model = Fusion(blocks=dict(zip("xy", blocks, strict=True)), polish=polish, refit=False)
     model.fit(*training, validation=validation)
-    correction, items = model.corrections_["search"], model.items(validation[0], "search")
+    correction, items = model.hubness_["search"].correction, model.items(validation[0], "search")
     rows = []
     for kind, features in queries.encode(texts).items():
         vectors = model.queries(features, "search")

@@ -29,7 +29,6 @@ from reproduction.experiment import (
     Experiment,
     Jobs,
     Kind,
-    Records,
     Results,
     blas_threads,
     count_threads,
@@ -229,16 +228,6 @@ def _show_generation(setting: Setting, results: Results) -> list[Content]:
     ]
 
 
-def _generation_tables(results: Results) -> dict[str, Records]:
-    curve = results["curve"]["curve"]
-    return {
-        "generation": [
-            {"alpha": a, **{f"{task} r@10 (validation)": curve[task][i] for task in TASKS}}
-            for i, a in enumerate(curve["alpha"])
-        ]
-    }
-
-
 WEIGHTING = Experiment(
     "weighting", ("Table 2",), "Weighting: symmetric against asymmetric", _weighting_jobs, _show_weighting
 )
@@ -248,7 +237,6 @@ GENERATION = Experiment(
     "Query generation against search generation",
     lambda setting: {"curve": partial(_generation, setting)},
     _show_generation,
-    _generation_tables,
 )
 
 
@@ -427,30 +415,8 @@ def _show_timing(setting: Setting, results: Results) -> list[Content]:
     ]
 
 
-def _timing_tables(results: Results) -> dict[str, Records]:
-    return {
-        "timing": [
-            {
-                "text": text,
-                "shape": " × ".join(map(str, result["shape"])),
-                "filter": name,
-                "textbook seconds (extrapolated)": row["textbook"],
-                "our seconds": row["ours"],
-                "ratio": row["textbook"] / row["ours"],
-                "threads": result["threads"],
-                "timed points": row["timed"],
-                "grid points": row["points"],
-            }
-            for text, result in results.items()
-            for name, row in result["rows"].items()
-        ]
-    }
-
-
 REGULARIZATION = Experiment(
     "regularization", ("Table 4",), "Regularisation: Tikhonov, T-SVD, guided", _filter_jobs, _show_filters
 )
-TIMING = Experiment(
-    "timing", ("Table 3",), "How long selection takes", _timing_jobs, _show_timing, _timing_tables
-)
+TIMING = Experiment("timing", ("Table 3",), "How long selection takes", _timing_jobs, _show_timing)
 SIMILARITY = Experiment("similarity", ("Remark 1",), "Cosine against ℓ2", _similarity_jobs, _show_similarity)

@@ -12,9 +12,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
+from scipy.io import loadmat
 
 from diptych import InputError
-from diptych.data import PROTOCOLS, FeatureStore, PairedDataset, open_features, read_pairs
+from diptych.data import FeatureStore, PairedDataset, open_features, read_pairs
 from diptych.encoders import (
     PyramidDescriptor,
     WordVectors,
@@ -25,7 +26,8 @@ from diptych.encoders import (
 )
 from diptych.scenes import make_scenes
 from reproduction.features import ReadVectors, StoredFeatures
-from reproduction.results import Rows
+from reproduction.protocols import CAPTIONS_PER_IMAGE, PROTOCOLS, first_caption_rows, keep_first_captions
+from reproduction.results import Floats, Rows
 
 DATASETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "flickr8k": ("Flickr8K", ("flickr8k",)),
@@ -39,7 +41,6 @@ SPLIT_FILES = {
     "flickr30k": "dataset_flickr30k.json",
     "coco": "dataset_coco.json",
 }
-CAPTIONS_PER_IMAGE = 5
 SCENES, QUICK_SCENES = 1500, 500
 
 FEATURE_FILES = (".npy", ".safetensors", ".h5", ".hdf5", ".mat")
@@ -106,35 +107,17 @@ class MissingData(NamedTuple):
 
 @dataclass(eq=False)
 class PaperData:
-    """Everything that the experiments use.
-
-    Attributes
-    ----------
-    name, title, protocols
-        Of the dataset.
-    dataset
-        The pairs.
-    images, texts
-        Features, those nearest to the paper's first.
-    read_vectors
-        Returns word vectors, read for all captions or learned from the training captions.
-    vectors_origin
-        Where the word vectors come from, for the report.
-    load_image
-        Returns the image of a row, or None if there is no file.
-    files
-        What each file is used for.
-    """
+    """Everything that the experiments use."""
 
     name: str
     title: str
     protocols: tuple[str, ...]
     dataset: PairedDataset
-    images: list[StoredFeatures]
+    images: list[StoredFeatures]  # those nearest to the paper's first, as the texts
     texts: list[StoredFeatures]
     read_vectors: ReadVectors
-    vectors_origin: str
-    load_image: Callable[[int], Image.Image | None]
+    vectors_origin: str  # for the report
+    load_image: Callable[[int], Image.Image | None]  # of a row; None if there is no file
     files: list[DataFile]
 
     def missing(self) -> list[MissingData]:
@@ -170,24 +153,12 @@ def find_data(
     features: Sequence[str] = (),
     quick: bool = False,
 ) -> PaperData:
-    """Find the pairs, features, word vectors and images of a dataset.
+    """Find the pairs, features, word vectors and images of a dataset, or of a protocol.
 
-    Parameters
-    ----------
-    name
-        ``"flickr8k"``, ``"flickr30k"``, ``"coco"``, ``"scenes"``, or the name of a protocol.
-    folder
-        Contains the split file and features, or a folder of the dataset's name that does; not needed for
-        scenes, which are drawn.
-    vectors, images
-        Word vectors and the folder of image files, if they are elsewhere.
-    features
-        The user's own features, each as NAME=PATH, with rows in the order of the split file.
-    quick
-        Draw fewer scenes.
+    ``folder`` contains the split file and features, or a folder of the dataset's name that does; scenes are
+    drawn, fewer if ``quick``. Word ``vectors`` and ``images`` may be elsewhere. ``features`` are the user's
+    own, each as NAME=PATH, with rows in the order of the split file.
 
-    Examples
-    --------
     >>> data = find_data("scenes", quick=True)
     >>> data.dataset.n_images, [features.name for features in data.images]
     (500, ['pyramid'])
@@ -202,10 +173,10 @@ def find_data(
     files = [
         DataFile(pairs_file.name, f"{dataset.n_images:,} images, {dataset.n_captions:,} captions, splits")
     ]
-    reader = _FeatureReader(dataset, dataset.first_caption_rows(CAPTIONS_PER_IMAGE), files)
+    reader = _FeatureReader(dataset, first_caption_rows(dataset), files)
     left_out = dataset.n_captions - len(reader.kept)
     if left_out:
-        reader.dataset = dataset = dataset.first_captions(CAPTIONS_PER_IMAGE)
+        reader.dataset = dataset = keep_first_captions(dataset)
         use = f"the first {CAPTIONS_PER_IMAGE} captions of each image; the other {left_out:,} are left out"
         files.append(DataFile(pairs_file.name, use))
     reader.read_folder(base)
@@ -302,7 +273,7 @@ class _FeatureReader:
 
     def _read(self, path: Path, name: str) -> str:
         """Read the features of a file; return why they do not fit, or an empty string."""
-        array = open_features(path)
+        array = _read_karpathys_features(path) if path.suffix == ".mat" else open_features(path)
         view = self._view(path, len(array))
         if view is None:
             return (
@@ -334,6 +305,14 @@ class _FeatureReader:
         if rows == n_images:
             return "image"
         return "text" if rows in (n_captions, self._captions_in_file) else None
+
+
+def _read_karpathys_features(path: Path) -> Floats:
+    """Return the matrix of ``vgg_feats.mat``; MATLAB keeps one image per column."""
+    try:
+        return loadmat(path)["feats"].T  # type: ignore[no-any-return]
+    except Exception as error:  # SciPy raises many classes of its own
+        raise InputError(f"{path} holds no readable matrix 'feats' ({error}); download it again.") from None
 
 
 def _is_store(path: Path) -> bool:

@@ -19,7 +19,6 @@ from reproduction.experiment import (
     VERMILLION,
     Content,
     Experiment,
-    Records,
     Results,
     guided_gammas,
     new_figure,
@@ -213,22 +212,6 @@ def _describe_query(setting: Setting, result: Result) -> str:
     return "The caption was given; its image is framed in blue where it is among the nearest."
 
 
-def _plane_tables(results: Results) -> dict[str, Records]:
-    return {
-        "plane": [
-            {
-                "embedding": name,
-                "image row": row,
-                "x": place[0],
-                "y": place[1],
-                "right": row == panel["truth"],
-            }
-            for name, panel in results["t-SNE"]["panels"].items()
-            for row, place in zip(panel["rows"], panel["places"], strict=True)
-        ]
-    }
-
-
 def _find_examples(setting: Setting) -> Result:
     choice = select(setting, setting.image, setting.hkse, setting.run.validation, "tsvd", "rank")
     params = {task: choice[task]["params"] for task in TASKS}
@@ -332,27 +315,12 @@ def _show_examples(setting: Setting, results: Results) -> list[Content]:
     return parts
 
 
-def _example_tables(results: Results) -> dict[str, Records]:
-    result = results["queries"]
-    return {
-        "examples_search": [
-            {"caption": example["caption"], "rank of the right image": example["rank"], **hit}
-            for example in result["search"]
-            for hit in example["hits"]
-        ],
-        "examples_annotate": [
-            {"image row": example["row"], **hit} for example in result["annotate"] for hit in example["hits"]
-        ],
-    }
-
-
 PLANE = Experiment(
     "plane",
     ("Figure 3",),
     "The space around a caption",
     lambda setting: {"t-SNE": partial(_lay_out, setting)},
     _show_plane,
-    _plane_tables,
 )
 EXAMPLES_SHOWN = Experiment(
     "examples",
@@ -360,5 +328,4 @@ EXAMPLES_SHOWN = Experiment(
     "Examples",
     lambda setting: {"queries": partial(_find_examples, setting)},
     _show_examples,
-    _example_tables,
 )

@@ -23,7 +23,6 @@ from reproduction.tables import ReportTable
 Jobs: TypeAlias = dict[str, Callable[[], Result]]
 Results: TypeAlias = dict[str, Result]
 """Result of each job of an experiment."""
-Records: TypeAlias = list[dict[str, Any]]
 Content: TypeAlias = str | Html | ReportTable
 """A paragraph, markup or table of a section of the report; tables are written as files too."""
 Kind: TypeAlias = Literal["tikhonov", "tsvd"]
@@ -36,21 +35,9 @@ BLACK, BLUE, GREEN, SKY, VERMILLION = "#000000", "#0072B2", "#009E73", "#56B4E9"
 class Experiment:
     """An experiment of the paper.
 
-    Attributes
-    ----------
-    name
-        Its name on the command line.
-    items
-        The tables and figures of the paper that it computes again, or the statement that it checks, by the
-        paper's numbers.
-    title
-        Its heading in the report, after the numbers.
-    jobs
-        Returns the jobs, each a function that computes a result; results are stored when a job is done.
-    show
-        Returns the parts of its section of the report.
-    tables
-        Returns further numbers, such as those of figures, as records by table name, for CSV files.
+    ``items`` are the tables and figures that it computes again, or the statement that it checks, by the
+    paper's numbers. ``jobs`` are functions that each compute a result, which is stored; ``show`` returns the
+    section of the report.
     """
 
     name: str
@@ -58,7 +45,6 @@ class Experiment:
     title: str
     jobs: Callable[[Setting], Jobs]
     show: Callable[[Setting, Results], list[Content]]
-    tables: Callable[[Results], dict[str, Records]] = lambda results: {}
 
     @property
     def place(self) -> str:

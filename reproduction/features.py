@@ -47,22 +47,14 @@ class Features(Protocol):
 
 @dataclass(eq=False)
 class StoredFeatures:
-    """Features from an array that is opened on first use, with a normalisation of its rows.
-
-    Attributes
-    ----------
-    origin
-        Text that determines the numbers, used as fingerprint; empty: the numbers are hashed.
-    places
-        Row of the array for each image or caption; None: they are in the same order.
-    """
+    """Features from an array that is opened on first use, with a normalisation of its rows."""
 
     name: str
     open: Callable[[], Floats]
     normalization: str = "none"
-    origin: str = ""
+    origin: str = ""  # text that determines the numbers, for the fingerprint; empty: the numbers are hashed
     seeded: bool = False
-    places: Rows | None = None
+    places: Rows | None = None  # row of the array for each image or caption; None: in the same order
 
     @cached_property
     def _array(self) -> Floats:

@@ -11,7 +11,7 @@ import numpy as np
 from diptych.ranking import ranks, summary
 from diptych.report import Row, paragraph
 from reproduction.data import YOURS
-from reproduction.experiment import Content, Experiment, Jobs, Records, Results, select_and_test
+from reproduction.experiment import Content, Experiment, Jobs, Results, select_and_test
 from reproduction.features import Features
 from reproduction.results import TASKS, Result, Rows, digest
 from reproduction.setting import AS_PUBLISHED, OURS, Setting
@@ -198,16 +198,4 @@ def _cells(row: Result) -> list[Any]:
     return cells
 
 
-def _tables(results: Results) -> dict[str, Records]:
-    names = ("protocol", "features", "images", "text", "method", "seeds")
-    return {
-        "main": [
-            {name: row.get(name, "") for name in names}
-            | {f"{task} {metric}": value for task in TASKS for metric, value in row[task].items()}
-            | {f"{key} spread": value for key, value in row["spread"].items()}
-            for row in merge_seeds(results)
-        ]
-    }
-
-
-MAIN = Experiment("main", ("Table 5", "Table 6"), "Main tables", _jobs, _show, _tables)
+MAIN = Experiment("main", ("Table 5", "Table 6"), "Main tables", _jobs, _show)

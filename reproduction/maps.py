@@ -20,7 +20,6 @@ from reproduction.experiment import (
     Experiment,
     Jobs,
     Kind,
-    Records,
     Results,
     finish_axes,
     guided_gammas,
@@ -269,23 +268,6 @@ def _describe_ranks(maps: Result) -> str:
     )
 
 
-def _map_tables(results: Results) -> dict[str, Records]:
-    return {
-        "maps": [
-            {
-                "task": task,
-                "k_x": int(k_x),
-                "k_y": int(k_y),
-                "T-SVD r@1": maps["tsvd"][i][j],
-                "Tikhonov r@1": maps["tikhonov"][i][j],
-            }
-            for task, maps in maps_by_task(results).items()
-            for i, k_x in enumerate(maps["k_x"])
-            for j, k_y in enumerate(maps["k_y"])
-        ]
-    }
-
-
 def _select_filters(setting: Setting) -> Result:
     image, text = setting.image, setting.hkse
     kinds: tuple[Kind, ...] = ("tsvd", "tikhonov")
@@ -373,23 +355,12 @@ def _show_filters(setting: Setting, results: Results) -> list[Content]:
     ]
 
 
-def _filter_tables(results: Results) -> dict[str, Records]:
-    return {
-        "singular_values": [
-            {"view": view, "rank": rank, "value": value}
-            for view, spectrum in results["selected"].items()
-            for rank, value in zip(spectrum["ranks"], spectrum["values"], strict=True)
-        ],
-    }
-
-
 MAPS = Experiment(
     "maps",
     ("Figure 4", "Figure 5", "Figure 6"),
     "Regularisation paths",
     _map_jobs,
     _show_maps,
-    _map_tables,
 )
 FILTERS = Experiment(
     "filters",
@@ -397,5 +368,4 @@ FILTERS = Experiment(
     "Spectral filters",
     lambda setting: {"selected": partial(_select_filters, setting)},
     _show_filters,
-    _filter_tables,
 )

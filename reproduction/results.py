@@ -31,16 +31,10 @@ _NOT_COMPUTING = ("cli", "service", "retrieval", "report")
 
 @dataclass
 class Cache:
-    """A folder of results.
+    """A folder of results; without one they stay in memory.
 
-    Attributes
-    ----------
-    folder
-        Where the results are; None keeps them in memory only.
-    computed, read
-        Names of the results that were computed and of those that were read from the folder, in order.
-    seconds
-        How long each job took when it was computed, in this run or an earlier one.
+    ``computed`` and ``read`` are the names of the results that were computed and of those that were read from
+    the folder, in order; ``seconds`` is how long each job took, in this run or an earlier one.
     """
 
     folder: Path | None = None

@@ -17,12 +17,12 @@ from reproduction.claims import judge_claims
 from reproduction.comparisons import GENERATION, REGULARIZATION, SIMILARITY, TIMING, WEIGHTING
 from reproduction.data import PaperData
 from reproduction.examples import EXAMPLES_SHOWN, PLANE
-from reproduction.experiment import Content, Experiment, Records, Results, blas_threads, count_threads
+from reproduction.experiment import Content, Experiment, Results, blas_threads, count_threads
 from reproduction.main_results import MAIN
 from reproduction.maps import FILTERS, MAPS
 from reproduction.results import Cache, code_digest, write_json, write_text
 from reproduction.setting import Options, Setting
-from reproduction.tables import ReportTable, citation, csv_text
+from reproduction.tables import ReportTable, citation
 from reproduction.verdicts import INTERVALS, LEVEL, RULE, VERDICTS, Claim, Verdict
 
 _ORDER = (MAIN, WEIGHTING, GENERATION, REGULARIZATION, TIMING, MAPS, FILTERS, PLANE, EXAMPLES_SHOWN)
@@ -48,25 +48,10 @@ class Step(NamedTuple):
 class Reproduction:
     """The paper's experiments on one dataset, and their report.
 
-    Parameters
-    ----------
-    data
-        What to run on; see ``find_data``.
-    options
-        How much to run; None: as much as the paper.
-    folder
-        Where the report is written and results are stored; a second run with the same folder computes only
-        what has changed. None: results stay in memory.
+    Without ``options`` as much is run as in the paper. The report and the results are written to ``folder``,
+    and a second run with it computes only what has changed; without one, results stay in memory. ``results``
+    has the numbers by experiment and job, ``seconds`` how long each experiment took when it was computed.
 
-    Attributes
-    ----------
-    results
-        The numbers, by experiment and job.
-    seconds
-        How long each experiment took when it was computed, in this run or an earlier one.
-
-    Examples
-    --------
     >>> from reproduction.data import find_data
     >>> data = find_data("scenes", quick=True)
     >>> reproduction = Reproduction(data, Options.for_dataset("scenes", quick=True))
@@ -120,42 +105,10 @@ class Reproduction:
         """What to keep in mind about the verdicts; empty for a full run."""
         return QUICK if self.setting.options.quick else ""
 
-    def tables(self) -> dict[str, Records]:
-        """Return every number at full precision, as records by table name."""
-        claims = self.claims()
-        caveat = {"caveat": self.caveat} if self.caveat else {}
-        tables: dict[str, Records] = {
-            "claims": [
-                {name: getattr(claim, name) for name in ("claim", "place", "verdict", "evidence", "rule")}
-                | caveat
-                for claim in claims
-            ],
-            "claim_differences": [
-                {"claim": claim.claim}
-                | {name: value for name, value in vars(difference).items() if name != "interval"}
-                | {
-                    "difference" if name == "value" else name: end
-                    for name, end in vars(difference.interval).items()
-                }
-                for claim in claims
-                for difference in claim.differences
-            ],
-        }
-        for name, results in self.results.items():
-            tables |= EXPERIMENTS[name].tables(results)
-        return tables
-
     def write(self, command: str) -> list[Path]:
         """Write the report, all numbers as JSON, and every table as CSV, LaTeX and Markdown.
 
-        Parameters
-        ----------
-        command
-            The command line to show in the report.
-
-        Returns
-        -------
-        The files, the report first.
+        Return the files, the report first, which shows the command line.
         """
         if self.folder is None:
             raise InputError("there is no folder to write to; pass folder= to Reproduction.")
@@ -167,8 +120,6 @@ class Reproduction:
                     files[f"{TABLES}/{part.name}.csv"] = part.csv()
                     files[f"{TABLES}/{part.name}.tex"] = part.latex()
                     files[f"{TABLES}/{part.name}.md"] = part.markdown()
-        # Numbers at full precision replace the rounded ones of a table with the same name.
-        files |= {f"{TABLES}/{name}.csv": csv_text(rows) for name, rows in self.tables().items()}
         everything = {
             "command": command,
             "library": __version__,

@@ -13,9 +13,9 @@ from scipy.sparse import csr_array
 
 from diptych.cca import Moments, Spectra, spectra_from_moments
 from diptych.cca.selection import Problem, make_problem
-from diptych.data import ProtocolRun, ProtocolSplits, split_by_protocol
 from reproduction.data import YOURS, PaperData
 from reproduction.features import CaptionWords, Features, HKSEFeatures, StoredFeatures
+from reproduction.protocols import ProtocolRun, ProtocolSplits, split_by_protocol
 from reproduction.results import Cache, Floats, Result, Rows, digest
 
 VARIANTS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -38,70 +38,50 @@ V = TypeVar("V")
 class Options:
     """How much of each experiment is run.
 
-    Attributes
-    ----------
-    grid, map_shape, alphas, timed_points
-        Points per side of the grids, points of the dense maps, points of the curve over (Σ^α, Σ^(1−α)), and
-        grid points per side on which the textbook route is timed.
-    word_features, sentence_features
-        m and m' of HKSE.
-    all_images, seeds
-        Whether the main tables use every image feature, or only the first and the user's own; their seeds.
-    draws, sampled_words, sampled_captions, feature_counts
-        Of the approximation of HKSE.
-    neighbours
-        Images in a panel of the t-SNE figure.
-    query
-        The text of the t-SNE figure; None chooses a test caption.
-    quick
-        Whether this is the small version, whose verdicts are indicative.
-
-    Examples
-    --------
     >>> Options.for_dataset("coco").sentence_features, Options.for_dataset("coco", quick=True).grid
     (3000, 7)
     """
 
-    grid: int = 20
-    map_shape: tuple[int, int] = (37, 91)
-    word_features: int = 2000
+    grid: int = 20  # points per side
+    map_shape: tuple[int, int] = (37, 91)  # points of the dense maps
+    word_features: int = 2000  # m and m' of HKSE
     sentence_features: int = 2000
-    alphas: int = 11
-    timed_points: int = 4
-    all_images: bool = True
-    draws: int = 10
+    alphas: int = 11  # points of the curve over (Σ^α, Σ^(1−α))
+    timed_points: int = 4  # grid points per side on which the textbook route is timed
+    all_images: bool = True  # every image feature in the main tables, or only the first and the user's own
+    draws: int = 10  # of the approximation of HKSE, as are the next three
     sampled_words: int = 1500
     sampled_captions: int = 400
     feature_counts: tuple[int, ...] = (125, 250, 500, 1000, 2000, 4000, 8000)
-    neighbours: int = 40
-    seeds: int = 1
-    query: str | None = None
-    quick: bool = False
+    neighbours: int = 40  # images in a panel of the t-SNE figure
+    seeds: int = 1  # of the main tables
+    query: str | None = None  # the text of the t-SNE figure; None chooses a test caption
+    quick: bool = False  # a small version, whose verdicts are indicative
 
     @classmethod
     def for_dataset(
         cls, name: str, *, quick: bool = False, seeds: int = 1, query: str | None = None
     ) -> Options:
         """Return the paper's options (m' = 3000 on COCO, 2000 elsewhere), or those of a small version."""
-        if quick:
-            return cls(
-                grid=7,
-                map_shape=(10, 13),
-                word_features=300,
-                sentence_features=300,
-                alphas=5,
-                timed_points=2,
-                all_images=False,
-                draws=6,
-                sampled_words=600,
-                sampled_captions=150,
-                feature_counts=(125, 500, 2000),
-                neighbours=24,
-                seeds=seeds,
-                query=query,
-                quick=True,
-            )
-        return cls(sentence_features=3000 if name == "coco" else 2000, seeds=seeds, query=query)
+        options = QUICK if quick else cls(sentence_features=3000 if name == "coco" else 2000)
+        return replace(options, seeds=seeds, query=query)
+
+
+QUICK = Options(
+    grid=7,
+    map_shape=(10, 13),
+    word_features=300,
+    sentence_features=300,
+    alphas=5,
+    timed_points=2,
+    all_images=False,
+    draws=6,
+    sampled_words=600,
+    sampled_captions=150,
+    feature_counts=(125, 500, 2000),
+    neighbours=24,
+    quick=True,
+)
 
 
 class _Recent(Generic[V]):
@@ -137,24 +117,12 @@ class _RowNumbers:
 
 @dataclass(eq=False)
 class Setting:
-    """What every experiment uses.
-
-    Attributes
-    ----------
-    data
-        Pairs, features, word vectors and images.
-    options
-        How much to run.
-    cache
-        Results that were computed before.
-    seed
-        Of the random features, and of the splits where a protocol draws them.
-    """
+    """What every experiment uses: the data, how much to run, and the results that were computed before."""
 
     data: PaperData
     options: Options = field(default_factory=Options)
     cache: Cache = field(default_factory=Cache)
-    seed: int = 0
+    seed: int = 0  # of the random features, and of the splits where a protocol draws them
     _spectra: _Recent[Spectra] = field(default_factory=lambda: _Recent(2), repr=False)
     _view_spectra: _Recent[Spectra] = field(default_factory=lambda: _Recent(10), repr=False)
     _problems: _Recent[Problem] = field(default_factory=lambda: _Recent(3), repr=False)

@@ -198,16 +198,6 @@ def head_row(words: str) -> Row:
     return Row([words], "head")
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as CSV; the columns are the union of their keys."""
-    stream = io.StringIO()
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(stream, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
-
-
 PUBLISHED = {"flickr8k": "main/flickr8k", "coco-1k": "main/coco-1k", "coco-5k": "main/coco-5k"}
 PUBLISHED |= {"flickr30k-paper": "main/flickr30k", "flickr30k-karpathy": "main/flickr30k"}
 """The main table of each protocol."""
@@ -235,17 +225,10 @@ class PublishedTable:
 
 
 def published(name: str) -> PublishedTable:
-    """Return a table of the paper.
+    """Return a table of the paper, such as ``"weighting/coco-5k"`` or ``"timing/coco"``.
 
     A table that is commented out in the paper's source was not published, and is refused.
 
-    Parameters
-    ----------
-    name
-        Such as ``"main/flickr8k"``, ``"weighting/coco-5k"`` or ``"timing/coco"``.
-
-    Examples
-    --------
     >>> published("main/flickr8k").rows[1].values[0]
     18.62
     """

@@ -87,20 +87,10 @@ def make_intervals(values: Sequence[float], resampled: Any) -> list[Interval]:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Ranks of one method for the queries of one set of test images.
+    """Ranks of one method for the queries of one set of test images."""
 
-    Attributes
-    ----------
-    ranks
-        Seeds × queries, or queries; recalls are averaged over seeds.
-    owners
-        The image of each query, 0 to ``n_images`` − 1.
-    n_images
-        Number of test images.
-    """
-
-    ranks: np.ndarray[Any, Any]
-    owners: np.ndarray[Any, Any]
+    ranks: np.ndarray[Any, Any]  # seeds × queries, or queries; recalls are averaged over seeds
+    owners: np.ndarray[Any, Any]  # the image of each query, 0 to ``n_images`` − 1
     n_images: int
 
     def hits(self, k: int) -> Floats:
@@ -169,35 +159,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper with its verdict.
-
-    Attributes
-    ----------
-    claim
-        The claim in words.
-    verdict
-        ``"holds"``, ``"does not hold"``, ``"undecided"`` or ``"not measured"``.
-    evidence
-        The numbers of this run.
-    rule
-        How the numbers decide.
-    differences
-        The differences of recalls that decide, if the claim is about recalls.
-    place
-        Where the paper makes it, such as ``"Table 2"``.
-
-    Examples
-    --------
-    >>> Claim("Cosine outperforms ℓ2.", "holds", "search: r@1 22.5 against 21.3, +1.2 [+0.5, +1.9]").verdict
-    'holds'
-    """
+    """A claim of the paper with its verdict."""
 
     claim: str
     verdict: Verdict
-    evidence: str
-    rule: str = ""
-    differences: tuple[Difference, ...] = ()
-    place: str = ""
+    evidence: str  # the numbers of this run
+    rule: str = ""  # how the numbers decide
+    differences: tuple[Difference, ...] = ()  # of recalls, if the claim is about them
+    place: str = ""  # where the paper makes it
 
 
 class Compared(NamedTuple):

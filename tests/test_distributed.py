@@ -12,14 +12,14 @@ from operator import add
 import numpy as np
 import pytest
 
-from diptych import AWCCA, HKSE
-from diptych._checks import DataWarning, InputError
+from diptych import AWCCA
+from diptych._checks import InputError
 from diptych.cca import Engine, Moments
 from diptych.cca._streaming import Preparation
-from diptych.data import encoded_blocks, shards
-from diptych.scenes import make_scenes
+from diptych.data import shards
+from diptych.stats._pairs import run_pieces
 from generated_pairs import make_pairs
-from troubled_blocks import Block, Deadly, Lengths, Opened, fail
+from troubled_blocks import Block, Deadly, Opened, add_shared, fail
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed")
 
@@ -249,34 +249,12 @@ def test_a_large_function_is_unpickled_once_by_each_worker(engine, tmp_path):
     assert len(opened) == len(set(opened)) <= WORKERS
 
 
-def test_encoders_are_sent_once_and_warnings_reach_this_process(engine, tmp_path):
-    pairs = make_scenes(24, size=32).write(tmp_path)
-    pairs.paths[5].write_bytes(b"not an image")
-    blocks = encoded_blocks(pairs, "pyramid", Lengths(tmp_path / "log"), images=3)
-    with pytest.warns(DataWarning, match="1 of the images .* could not be read") as caught:
-        found = moments(engine, blocks)
-    assert len([each for each in caught if issubclass(each.category, DataWarning)]) == 1
+def test_what_items_share_is_sent_once(engine, tmp_path):
+    shared = Opened(tmp_path / "log")
+    found = run_pieces(add_shared, shared, 24, 2, np.empty(0), engine, None, lambda share: None)
+    assert found == list(range(24))
     opened = (tmp_path / "log").read_text().split()
     assert len(opened) == len(set(opened)) <= WORKERS
-    assert found.count == pairs.n_captions - 5
-    with pytest.warns(DataWarning, match="1 of the images"):
-        total = sum_here(blocks)
-    np.testing.assert_allclose(found.xy, total.xy, atol=1e-8)
-
-
-def sum_here(blocks):
-    total = None
-    for block in blocks:
-        found = Preparation().moments(block)
-        total = found if total is None else total + found
-    return total
-
-
-def test_an_hkse_encodes_on_the_cluster(engine, tmp_path):
-    pairs = make_scenes(12, size=32).write(tmp_path)
-    hkse = HKSE(word_features=16, sentence_features=12).fit(pairs.captions)
-    blocks = encoded_blocks(pairs, "pyramid", hkse, images=4)
-    np.testing.assert_allclose(moments(engine, blocks).yy, sum_here(blocks).yy, atol=1e-8)
 
 
 def test_an_interruption_cancels_the_run(engine, client):

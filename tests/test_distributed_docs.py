@@ -1,5 +1,7 @@
 """The examples of docs/distributed.md run as they are printed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +39,14 @@ def test_fit_on_a_local_cluster(folder):
     assert len(names["training"]) == 3
 
 
-def test_fit_from_images_and_captions(folder):
+def test_features_encoded_on_several_machines(folder):
     pytest.importorskip("onnxruntime")
     write_network(folder / "resnet50.onnx")
+    (folder / "machine.py").write_text(code_blocks(PAGE)[1])
+    for machine in range(2):
+        subprocess.run([sys.executable, "machine.py", str(machine)], check=True)
     names = {}
-    exec(code_blocks(PAGE)[1], names)
-    assert len(names["blocks"]) == 2
+    exec(code_blocks(PAGE)[2], names)
     assert names["model"].spectra_.count == 150
     assert (len(names["model"].x_mean_), len(names["model"].y_mean_)) == (48, 200)
 
@@ -52,5 +56,5 @@ def test_fit_on_a_cluster_by_address(folder):
     kind = {"processes": False, "protocol": "tcp", "dashboard_address": ":0"}
     with distributed.LocalCluster(n_workers=1, threads_per_worker=2, **kind) as cluster:
         names = {}
-        exec(code_blocks(PAGE)[2].replace("tcp://scheduler:8786", cluster.scheduler_address), names)
+        exec(code_blocks(PAGE)[3].replace("tcp://scheduler:8786", cluster.scheduler_address), names)
     assert names["model"].models_["search"].train_correlations[0] > 0.5

@@ -24,7 +24,7 @@ README = Path(__file__).parent.parent / "README.md"
 def place(tmp_path, monkeypatch):
     """A folder with what a newcomer has: photos and captions; and small networks in place of the download."""
     monkeypatch.chdir(tmp_path)
-    drawn = write_photos(tmp_path, 80)
+    drawn = write_photos(tmp_path, 100)
     for name in ("photo.jpg", "new.jpg"):
         drawn.images[3].save(tmp_path / name)
     monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path / "cache"))
@@ -81,7 +81,7 @@ def test_the_commands_run_as_pasted_in_order(place):
         result = run(*words)
         assert result.exit_code == 0, f"{line}: {result.output}"
         if words[0] == "fit":
-            assert "Learned from 80 images with 400 captions" in result.stdout
+            assert "Learned from 100 images with 500 captions" in result.stdout
         assert result.stdout
 
 

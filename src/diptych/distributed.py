@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import numpy as np  # noqa: F401, its BLAS must be loaded to be limited
 import threadpoolctl
 
-from diptych._checks import DataWarning, InputError, check_count, missing_package_error
+from diptych._checks import InputError, check_count, import_package
 from diptych._progress import progress_bar
 
 if TYPE_CHECKING:
@@ -127,8 +127,6 @@ class DaskEngine:
             if self.client.status == "running":
                 future.cancel()
             raise
-        for text in result.warnings:
-            warnings.warn(text, DataWarning, stacklevel=2)
         return result.value  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -238,11 +236,7 @@ def _start_cluster(library: Any, workers: int | None) -> Any:
 
 
 def _import_distributed() -> Any:
-    try:
-        import distributed
-    except ImportError:
-        raise missing_package_error("a Dask cluster needs", "dask", "dask") from None
-    return distributed
+    return import_package("distributed", "a Dask cluster needs", "dask", "dask")
 
 
 def count_finished(groups: Collection[str], dask_scheduler: Any = None) -> tuple[int, int]:
@@ -271,10 +265,9 @@ def unpickle(content: bytes) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
-    """The result of a task, and the texts of its warnings in the order of the items."""
+    """The result of a task."""
 
     value: Any
-    warnings: tuple[str, ...] = ()
 
     def __sizeof__(self) -> int:
         # Dask runs a task where most of its input is, and does not look inside objects itself.
@@ -296,30 +289,27 @@ def run_task(function: Callable[[Any], Any], item: bytes, shared: Any = None) ->
     value = unpickle(item)
     if shared is not None:
         value = replace(value, shared=shared)
-    with _task_environment() as texts:
-        value = function(value)
-    return TaskResult(value, tuple(texts))
+    with _one_blas_thread():
+        return TaskResult(function(value))
 
 
 def merge_results(function: Callable[[Any, Any], Any], results: Sequence[TaskResult]) -> TaskResult:
     """Merge neighbouring results from left to right. Runs on a worker."""
-    with _task_environment():
-        value = functools.reduce(function, (result.value for result in results))
-    return TaskResult(value, tuple(text for result in results for text in result.warnings))
+    with _one_blas_thread():
+        return TaskResult(functools.reduce(function, (result.value for result in results)))
 
 
 _lock = threading.Lock()
 _running_tasks = 0
 _restore = ExitStack()
-_local = threading.local()
 
 
 @contextmanager
-def _task_environment() -> Iterator[list[str]]:
-    """Run a task with one BLAS thread, and give the list of the texts of its ``DataWarning``s.
+def _one_blas_thread() -> Iterator[None]:
+    """Run a task with one BLAS thread: worker threads share the cores, and sums must keep their order.
 
-    Worker threads share the cores, and sums must keep their order. Both settings hold for the process, so the
-    first of several simultaneous tasks makes them and the last one restores what was before.
+    The setting holds for the process, so the first of several simultaneous tasks makes it and the last one
+    restores what was before.
     """
     global _running_tasks
     with _lock:
@@ -328,24 +318,10 @@ def _task_environment() -> Iterator[list[str]]:
             # Not cached: an object that was just unpickled may have loaded another BLAS library.
             blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
             _restore.enter_context(blas.limit(limits=1))
-            _restore.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("always", DataWarning)
-            warnings.showwarning = functools.partial(_handle_warning, warnings.showwarning)
-    _local.texts = []
     try:
-        yield _local.texts
+        yield
     finally:
-        del _local.texts
         with _lock:
             _running_tasks -= 1
             if _running_tasks == 0:
                 _restore.close()
-
-
-def _handle_warning(
-    show: Callable[..., None], message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any
-) -> None:
-    if issubclass(category, DataWarning) and hasattr(_local, "texts"):
-        _local.texts.append(str(message))
-    else:
-        show(message, category, *args, **kwargs)

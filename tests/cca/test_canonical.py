@@ -93,13 +93,6 @@ def test_regularised_cross_view_maps_are_ridge_regression():
     np.testing.assert_allclose(u * sigma, ridge, atol=1e-10)
 
 
-def test_truncated_svd_at_full_rank_is_cca():
-    x, y = views()
-    full = regularized_cca(spectra(x, y), TruncatedSVD(7), TruncatedSVD(5))
-    for result, expected in zip(weights(full), weights(bjorck_golub(spectra(x, y))), strict=True):
-        np.testing.assert_allclose(result, expected, atol=1e-12)
-
-
 def test_tikhonov_tends_to_cca():
     x, y = views()
     plain = bjorck_golub(spectra(x, y))
@@ -322,21 +315,9 @@ def test_more_features_than_pairs_without_regularisation_warn():
     assert np.abs(again.validation_correlations).max() < 0.25
 
 
-def test_measured_correlations_are_saved(tmp_path):
+def test_a_refit_has_no_correlations_over_validation_pairs():
     training, validation = make_pairs(0)
     model = AWCCA(grid=4).fit(*training, validation=validation)
-    model.save(tmp_path / "one")
-    loaded = AWCCA.load(tmp_path / "one")
-    for task in TASKS:
-        for name in ("train_correlations", "validation_correlations"):
-            np.testing.assert_array_equal(
-                getattr(loaded.models_[task], name), getattr(model.models_[task], name)
-            )
-    given = AWCCA(params=(1.0, 1.0)).fit(*training)
-    given.save(tmp_path / "two")
-    loaded = AWCCA.load(tmp_path / "two").models_["search"]
-    assert loaded.validation_correlations is None
-    np.testing.assert_array_equal(loaded.train_correlations, given.models_["search"].train_correlations)
-    # What a refit has seen since is not what was measured.
+    # What it has seen since is not what was measured.
     model.refit_moments(Moments.of(*training), 45)
     assert model.models_["search"].validation_correlations is None

@@ -15,8 +15,9 @@ from sklearn.base import clone
 from diptych import AWCCA, InputError
 from diptych._checks import DataWarning
 from diptych.cca import SpectralFilter, Tikhonov, TruncatedSVD, _canonical, maps, regularized_cca, spectra
-from diptych.cca._canonical import ValidationPairs, ranking_maps
+from diptych.cca._canonical import ranking_maps
 from diptych.cca._filters import CustomFilter
+from diptych.cca._models import ValidationPairs
 from diptych.ranking import ranks
 from generated_pairs import make_pairs
 

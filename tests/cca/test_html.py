@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import sklearn
 
 from diptych import AWCCA
 from diptych.cca import SpectralFilter
@@ -59,15 +58,6 @@ def test_tasks_that_share_a_model_share_a_table(given):
     assert "Regularisation was given." in shown
     assert shown.count("regularised") == 1
     assert "both tasks" in shown
-
-
-def test_text_is_as_scikit_learn_prints_it():
-    model = AWCCA(params=(1.0, 2.0))
-    assert repr(model) == "AWCCA(params=(1.0, 2.0))"
-    assert model._repr_mimebundle_()["text/plain"] == repr(model)
-    with sklearn.config_context(display="text"):
-        assert not hasattr(model, "_repr_html_")
-        assert "text/html" not in model._repr_mimebundle_()
 
 
 def test_no_model_is_made_for_display():

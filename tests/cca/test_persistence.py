@@ -7,12 +7,16 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from sklearn.base import clone
 
 from diptych import AWCCA, InputError
 from diptych._model_folder import write_version
-from diptych._persistence import read_json
-from diptych.cca._fitted import FittedAWCCA
+from diptych._persistence import read_json, to_builtins
+from generated_pairs import make_graded_pairs
 from saved_files import edit_config, files_of, seal, seal_config
+from tolerance import assert_close
+
+TASKS = ("search", "annotate")
 
 
 @pytest.fixture
@@ -26,20 +30,55 @@ def model(data):
     return AWCCA(params={"search": (1.0, 2.0), "annotate": (0.5, 3.0)}, weighting=(0.5, 1.0)).fit(*data)
 
 
-def test_loaded_equals_saved(model, data, tmp_path):
+MODELS = {
+    "powers": AWCCA(params={"search": (1.0, 2.0), "annotate": (0.5, 3.0)}, weighting=(0.5, 1.0)),
+    "normalised": AWCCA(params=(2.0, 3.0), normalize=("sqrt-unit", "unit"), metric="r@5"),
+    "residual": AWCCA(weighting="residual", grid=3),
+    "every metric of the path": AWCCA(grid=([1e4, 1e5], [1e4, 1e5]), path_metrics="all"),
+    "an extended grid": AWCCA(grid=3),
+    "truncated": AWCCA(filter="tsvd", params=(5, 3)),
+    "few components": AWCCA(params=(2.0, 3.0), n_components=2, similarity="l2"),
+    "polished": AWCCA(params=(5.0, 5.0), weighting="none", polish=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the best point is on the edge")
+@pytest.mark.parametrize("name", MODELS)
+def test_loaded_equals_saved(name, tmp_path):
+    training, validation = make_graded_pairs(1, 300), make_graded_pairs(2, 150)
+    weights = None if name == "polished" else np.arange(len(training[2])) % 3 + 1.0
+    model = clone(MODELS[name]).fit(*training, validation=validation, sample_weight=weights)
     model.save(tmp_path / "model")
     loaded = AWCCA.load(tmp_path / "model")
     assert loaded.get_params() == model.get_params()
-    for task in ("search", "annotate"):
-        for vectors, expected in zip(
-            loaded.transform(*data, task=task), model.transform(*data, task=task), strict=True
-        ):
-            np.testing.assert_array_equal(vectors, expected)
-        assert loaded.models_[task].filter_y == model.models_[task].filter_y
-    assert sorted(p.name for p in files_of(tmp_path / "model").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-    ]
+    x, y, _ = validation
+    for task in TASKS:
+        mine, its = model.models_[task], loaded.models_[task]
+        assert (its.filter_x, its.filter_y) == (mine.filter_x, mine.filter_y)
+        for measured in ("correlations", "train_correlations", "validation_correlations"):
+            np.testing.assert_array_equal(getattr(its, measured), getattr(mine, measured))
+        assert (its.polish and its.polish.epochs) == (mine.polish and mine.polish.epochs)
+        assert (its.polish is not None) == (name == "polished")
+        vectors = loaded.transform(x, y, task=task)
+        for result, expected in zip(vectors, model.transform(x, y, task=task), strict=True):
+            np.testing.assert_array_equal(result, expected)
+        back = loaded.inverse_transform(*vectors, task=task), model.inverse_transform(*vectors, task=task)
+        for result, expected in zip(*back, strict=True):
+            assert_close(result, expected, 1000, condition=1e4)
+        assert_close(loaded.predict(x, task=task), model.predict(x, task=task), 1000, condition=1e4)
+        assert_close(loaded.predict_x(y, task=task), model.predict_x(y, task=task), 1000, condition=1e4)
+    assert (loaded.spectra_.count, loaded.spectra_.weight) == (model.spectra_.count, model.spectra_.weight)
+    if model.path_ is not None:
+        assert to_builtins(loaded.path_) == to_builtins(model.path_)
+    if name == "an extended grid":
+        assert any(loaded.path_.extended["x"] + loaded.path_.extended["y"])
+    files = sorted(path.name for path in files_of(tmp_path / "model").iterdir())
+    assert files == ["config.json", "model.safetensors"]
+
+
+def test_correlations_that_were_not_measured_are_none(model, tmp_path):
+    model.save(tmp_path / "model")
+    assert AWCCA.load(tmp_path / "model").models_["search"].validation_correlations is None
 
 
 def test_a_shared_model_is_written_once(data, tmp_path):
@@ -202,29 +241,3 @@ def test_swapped_tensors_are_refused(model, data, tmp_path):
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match="is not a folder"):
         AWCCA.load(tmp_path / "nothing")
-
-
-def test_a_model_is_loaded_and_used_without_scikit_learn(model, data, tmp_path):
-    model.save(tmp_path / "model")
-    script = """
-import sys
-import numpy as np
-from diptych.cca._fitted import FittedAWCCA
-from diptych.fusion._fitted import FittedFusion
-
-model = FittedAWCCA.load(sys.argv[1])
-np.save(sys.argv[2], model.transform(np.load(sys.argv[3])))
-assert not {"sklearn", "pandas"} & {*sys.modules}
-"""
-    np.save(tmp_path / "x.npy", data[0])
-    arguments = [str(tmp_path / name) for name in ("model", "vectors.npy", "x.npy")]
-    subprocess.run([sys.executable, "-c", script, *arguments], check=True)
-    np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), model.transform(data[0]))
-
-
-def test_a_loaded_model_becomes_an_estimator(model, data, tmp_path):
-    model.save(tmp_path / "model")
-    estimator = FittedAWCCA.load(tmp_path / "model").make_estimator()
-    assert isinstance(estimator, AWCCA)
-    assert estimator.get_params() == model.get_params()
-    np.testing.assert_array_equal(estimator.transform(data[0]), model.transform(data[0]))

@@ -162,19 +162,6 @@ def test_vectors_are_those_of_the_maps(polished):
         assert_close(vectors[1], (y - polished.y_mean_) @ for_y, 60, condition=10)
 
 
-def test_it_is_saved(polished, tmp_path):
-    polished.save(tmp_path / "model")
-    loaded = AWCCA.load(tmp_path / "model")
-    x, y, _ = make_graded_pairs(3, 50)
-    assert loaded.polish is True
-    for task in TASKS:
-        assert loaded.models_[task].polish.epochs == polished.models_[task].polish.epochs
-        for one, two in zip(
-            polished.transform(x, y, task=task), loaded.transform(x, y, task=task), strict=True
-        ):
-            np.testing.assert_array_equal(one, two)
-
-
 def test_held_out_pairs_count_the_epochs_and_all_pairs_are_learned_from(monkeypatch):
     monkeypatch.setattr(_polish, "EPOCHS", 8)
     training, unseen = make_graded_pairs(1, 500), make_graded_pairs(3, 400)
@@ -244,7 +231,7 @@ def test_of_very_many_pairs_a_sample_is_learned_from(monkeypatch):
     drawn = []
     learn = _polish.polish_vectors
     monkeypatch.setattr(
-        "diptych.cca._fit.polish_vectors", lambda *pairs: drawn.append(pairs) or learn(*pairs)
+        "diptych.cca._polishing.polish_vectors", lambda *pairs: drawn.append(pairs) or learn(*pairs)
     )
     AWCCA(**UNWEIGHTED).fit(*make_graded_pairs(1, 200), validation=make_graded_pairs(2, 50))
     for x, y, pairing, _ in drawn:

@@ -14,7 +14,6 @@ from sklearn.metrics import r2_score
 
 from diptych import AWCCA, InputError, Retriever
 from diptych.cca import SpectralFilter
-from diptych.cca._canonical import DeferredModels
 from diptych.cca._polish import Polish
 from saved_files import files_of, seal
 
@@ -118,7 +117,6 @@ def test_full_dimension_needs_no_decomposition_of_t():
     model.predict(x)
     model.predict_x(y)
     model.score(x, y, metric="r2")
-    assert isinstance(model.models_, DeferredModels)
     assert not model.models_.computed
 
 
@@ -170,29 +168,6 @@ def test_a_filter_that_drops_directions():
     )
 
 
-def test_selected_models_predict():
-    x, y, _ = make_pair(300)
-    model = AWCCA(grid=6).fit(x[:200], y[:200])
-    gamma = model.models_["search"].filter_x.gamma
-    expected = fit_ridge(x[:200], y[:200], gamma).predict(x[200:])
-    np.testing.assert_allclose(model.predict(x[200:]), expected, rtol=1e-8)
-
-
-@pytest.mark.parametrize("n_components", [None, 2])
-@pytest.mark.parametrize("filter_and_params", [("tikhonov", (2.0, 3.0)), ("tsvd", (5, 3))])
-def test_a_loaded_model_predicts_as_it_did(tmp_path, filter_and_params, n_components):
-    x, y, pairing = make_pair(captions=2)
-    name, params = filter_and_params
-    model = AWCCA(filter=name, params=params, n_components=n_components).fit(x, y, pairing)
-    before = model.predict(x), model.predict_x(y), model.inverse_transform(*model.transform(x, y))
-    model.save(tmp_path / "model")
-    loaded = AWCCA.load(tmp_path / "model")
-    after = loaded.predict(x), loaded.predict_x(y), loaded.inverse_transform(*loaded.transform(x, y))
-    for one, other in zip((*before[:2], *before[2]), (*after[:2], *after[2]), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
-    assert loaded.spectra_.count == model.spectra_.count == 160
-
-
 def test_a_vector_is_predicted_as_a_vector(tmp_path):
     x, y, _ = make_pair()
     model = AWCCA(params=(1.0, 0.0)).fit(x, y[:, 0])
@@ -218,7 +193,7 @@ def test_a_model_without_spectra_says_what_is_missing(tmp_path):
 def test_the_model_of_a_retriever_has_no_spectra(tmp_path):
     x, y, _ = make_pair()
     Retriever.from_features(x, y, model=AWCCA(params=(1.0, 1.0))).save(tmp_path / "model")
-    with pytest.raises(InputError, match="the folder of a retriever .* do not contain"):
+    with pytest.raises(InputError, match="the folder of a retriever does not contain"):
         Retriever.load(tmp_path / "model").model.predict(x)
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
 
 from diptych import AWCCA, InputError
@@ -60,14 +59,6 @@ def test_spectra_with_weights_are_those_of_repeated_pairs(backend, shape, solver
     assert result.ranks == expected.ranks
     assert type(result.t0) is type(backend(x))
     assert_same_moments(moments_from_spectra(result), moments_from_spectra(expected), condition=100)
-
-
-def test_predictions_are_those_of_weighted_ridge_regression(rng):
-    x, y = rng.normal(size=(50, 4)) + 5.0, rng.normal(size=(50, 3))
-    weights = rng.exponential(size=50)
-    model = AWCCA(params=(2.0, 1.0)).fit(x, y, sample_weight=weights)
-    expected = Ridge(alpha=2.0).fit(x, y, sample_weight=weights).predict(x)
-    assert_close(model.predict(x), expected, 50, condition=100)
 
 
 def test_weights_of_zero_leave_pairs_out_of_the_selection_too():
@@ -162,9 +153,6 @@ def test_weights_survive_saving(rng, tmp_path):
     assert loaded.weight == moments.weight
     assert (loaded + loaded).total == 2 * moments.total
     assert (loaded + Moments.of(x, y, pairing)).total == moments.total + len(y)
-    model = AWCCA(params=(1.0, 1.0)).fit(x, y, pairing, sample_weight=weights)
-    model.save(tmp_path / "model")
-    assert AWCCA.load(tmp_path / "model").spectra_.weight == model.spectra_.weight
 
 
 @pytest.mark.parametrize("weight", ["nan", "-1", "inf", "many"])
@@ -222,12 +210,6 @@ def test_shrinkage_with_equal_weights_counts_an_image_once():
     plain = AWCCA(selection="ledoit-wolf").fit(x, y, pairing)
     weighted = AWCCA(selection="ledoit-wolf").fit(x, y, pairing, sample_weight=np.ones(len(y)))
     assert weighted.models_["search"].filter_x.gamma == pytest.approx(plain.models_["search"].filter_x.gamma)
-
-
-def test_too_few_pairs_to_hold_some_out(rng):
-    x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
-    with pytest.warns(UserWarning, match="too few to hold some out"):
-        AWCCA().fit(x, y, sample_weight=np.ones(8))
 
 
 def test_an_engine_sums_with_weights(rng):

@@ -99,14 +99,10 @@ def test_residual_divides_by_the_unexplained_variance(rng):
     np.testing.assert_allclose(np.linalg.norm(items, axis=1), norms, atol=1e-9)
 
 
-def test_the_residual_weighting_is_selected_and_saved_and_has_no_powers(rng, tmp_path):
+def test_the_residual_weighting_is_selected_by_the_textbook_route_and_has_no_powers(rng):
     x = rng.normal(size=(80, 6))
     y = x[:, :4] + rng.normal(size=(80, 4))
-    model = AWCCA(weighting="residual", grid=3).fit(x, y)
-    assert model.path_.route == "textbook"
-    model.save(tmp_path / "model")
-    again = AWCCA.load(tmp_path / "model")
-    np.testing.assert_array_equal(model.transform(x), again.transform(x))
+    assert AWCCA(weighting="residual", grid=3).fit(x, y).path_.route == "textbook"
     with pytest.raises(InputError, match="weighting"):
         powers("residual", "search")
 

@@ -16,7 +16,8 @@ def test_check_finds_what_is_wrong(tmp_path):
     result = run("check", tmp_path)
     assert result.exit_code == 1
     assert "problem: 1 image cannot be read: letter.jpg." in result.stdout
-    assert json.loads(run("check", tmp_path, "--json").stdout)["ok"] is False
+    report = json.loads(run("check", tmp_path, "--json").stdout)
+    assert (report["ok"], report["problems"]) == (False, ["1 image cannot be read: letter.jpg."])
     encoded = run("encode", "images", tmp_path, "--image-encoder", "pyramid", "-o", tmp_path / "x")
     assert encoded.exit_code == 2
     assert "none of 1 image" in encoded.stderr

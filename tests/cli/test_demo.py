@@ -10,7 +10,7 @@ import pytest
 
 from commands import run
 from diptych import Retriever
-from diptych.cli._run import name_program
+from diptych.cli._demo import name_program
 
 
 def test_the_demo_writes_models_and_a_report(tmp_path):

@@ -93,7 +93,7 @@ def test_the_table_says_what_was_selected_and_where_the_time_went(files):
         "There, the right image came first for",
         "diptych info m says more",
         " grid, exact)",
-        "spectra and models",
+        " models ",
         "of the exact ten best",
     ):
         assert words in result.stdout
@@ -404,7 +404,6 @@ def test_options_without_effect_are_refused(photos):
         ),
         ("fit x.npy y.npy -o m", {"hkse": {"word": "lin"}}, "word in [hkse] has no effect on features"),
         ("fit x.npy y.npy -o m --vectors v", {}, "--vectors has no effect on features"),
-        ("fit x.npy y.npy -o m --random-state 3", {"model": PARAMS}, "--random-state has no effect"),
         ("fit x.npy y.npy -o m --text-encoder hkse", {}, "fitted on captions"),
         ("fit x.npy y.npy -o m --images drawn", {}, "--images"),
         ("fit drawn/nothing.json -o m --image-column a", {}, "does not exist"),

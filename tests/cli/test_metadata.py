@@ -104,9 +104,7 @@ def test_features_take_metadata_from_their_table(scenes, tmp_path, monkeypatch):
     assert len(Retriever.load("m").search(rng.normal(size=4), k=40, where=where)) == 2
     assert len(Retriever.load("m").annotate(rng.normal(size=5), k=40, where=where)) == 10
     (tmp_path / "dataset_x.json").write_text(json.dumps({"images": []}))
-    assert "is not a table, so metadata" in refused(
-        *features, "--pairs", "dataset_x.json", "--metadata", "all"
-    )
+    assert "which is not a table" in refused(*features, "--pairs", "dataset_x.json", "--metadata", "all")
     assert "--metadata need a table" in refused(*features, "--metadata", "year")
 
 

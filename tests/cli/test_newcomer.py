@@ -6,8 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -85,62 +83,3 @@ class TestABareNetwork:
         for line in lines:
             words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)]
             diptych(place, *words[1:])
-
-    def test_the_server_answers_a_picture(self, notes, place):
-        command = [
-            sys.executable,
-            "-u",
-            "-m",
-            *["diptych", "serve", "model", "--port", "0", "--no-browser", "-q"],
-        ]
-        with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                url = next(m[1] for line in server.stdout if (m := re.search(r"Open (http\S+)", line)))
-                assert b"<html" in urllib.request.urlopen(url, timeout=60).read()
-                body = b"".join((
-                    b'--limit\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n',
-                    b"Content-Type: image/jpeg\r\n\r\n",
-                    (place / "photo.jpg").read_bytes(),
-                    b"\r\n--limit--\r\n",
-                ))  # fmt: skip
-                header = {"Content-Type": "multipart/form-data; boundary=limit"}
-                asked = urllib.request.Request(f"{url}v1/annotate", body, header)
-                hits = json.loads(urllib.request.urlopen(asked, timeout=60).read())
-                assert hits
-            finally:
-                server.terminate()
-
-    def test_python_needs_no_encoder_either(self, notes, place):
-        from diptych import Retriever
-
-        retriever = Retriever.load(place / "model")
-        assert retriever.annotate(place / "photo.jpg", k=1)[0].text
-        moved = Path(shutil.copytree(place / "model", place / "moved"))
-        assert Retriever.load(moved).annotate(place / "photo.jpg", k=1)[0].text
-        shutil.rmtree(moved)
-
-    def test_a_network_that_changed_is_not_opened(self, notes, place):
-        network = place / "resnet50.onnx"
-        whole = network.read_bytes()
-        command = [sys.executable, "-m", "diptych", "annotate", "model", "photo.jpg"]
-        try:
-            for content, words in (
-                (whole + b"\x28\x07", "has changed"),  # another model_version
-                (whole[:-1], "could not be loaded"),
-                (None, "does not exist any more"),
-            ):
-                network.unlink()
-                if content is not None:
-                    network.write_bytes(content)
-                done = subprocess.run(command, cwd=place, capture_output=True, text=True)
-                assert done.returncode == 2
-                assert words in done.stderr
-                assert "--image-encoder" in done.stderr
-                assert len(done.stderr.splitlines()) == 1
-            elsewhere = place / "elsewhere"
-            elsewhere.mkdir()
-            (elsewhere / "network.onnx").write_bytes(whole)
-            # Where the file has gone is all that has to be said; the recipe is remembered.
-            diptych(place, "annotate", "model", "photo.jpg", "--image-encoder", "elsewhere/network.onnx")
-        finally:
-            network.write_bytes(whole)

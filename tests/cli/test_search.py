@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from diptych.cca._polish import Polish
 from diptych.encoders import tokenize
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
+from saved_files import edit_config, files_of
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +110,6 @@ def test_annotate_finds_captions(place):
     assert best[0]["text"] in " ".join(shown.split())
 
 
-def test_a_model_without_parts_takes_no_weighting(place):
-    message = refused("search", "model", "a red star", "--weighting", "none")
-    assert "--weighting 'none' names a part of a fusion" in message
-
-
 def test_the_parts_of_a_fusion_are_described_and_compared(tmp_path, monkeypatch, rng):
     hidden = rng.normal(size=(200, 6))
     x, a, b = (hidden @ rng.normal(size=(6, m)) + rng.normal(size=(200, m)) for m in (12, 9, 8))
@@ -168,7 +165,6 @@ def test_similar_pictures_begin_with_the_picture_itself(place):
     assert found == run_json("similar", "model", "new.png", "--image", "-k", 3)
     shutil.copy("new.png", "a red star")  # a path that exists is a file, whatever its name
     assert hits(run_json("similar", "model", "a red star", "-k", 3)) == hits(found)
-    assert "nowhere.png does not exist" in refused("similar", "model", "nowhere.png")
     assert found["answers"][0]["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
     caption = list(Retriever.load("model").store.items())[150].text
     assert run_json("similar", "model", caption, "-k", 1)["answers"][0]["hits"][0]["text"] == caption
@@ -229,28 +225,58 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
     assert "no text encoder" in refused("search", "m", "a dog")
 
 
-def test_mistakes_are_one_sentence(place):
+MISTAKES = [
+    ("search nowhere star", "not a folder"),
+    ("search model", "one of the two"),
+    ("search model 'qwrtp zzzz'", "'qwrtp', 'zzzz'"),
+    ("search model ' '", "is not a text"),
+    ("search model star --text-encoder no/such-model", "no/such-model"),
+    ("search model star --features x.npy", "one of the two"),
+    ("search model star --features x.npy --text-encoder hkse", "--text-encoder has no effect on features"),
+    ("search model --features x.npy --device cuda", "--device has no effect on features"),
+    ("search model star --image-encoder pyramid", "--image-encoder has no effect without --plus or"),
+    ("search model star --plus night:0", "plus has the weight 0.0; give a positive number"),
+    ("search model star --plus night:1e155", "the weight 1e+155; give a positive number of at most 1000"),
+    ("search model star --minus night:-1", "minus has the weight -1.0"),
+    ("search model star --plus nowhere.jpg", "nowhere.jpg"),
+    ("search model star --plus quokka", "quokka"),
+    ("search model star --minus star", "cancel each other"),
+    ("search model star boats --plus night", "one query at a time"),
+    ("search model star --where 'split >'", "split >"),
+    ("search model star --where 'spilt = 1'", "did you mean 'split'?"),
+    ("search model star --weighting none", "--weighting 'none' names a part of a fusion"),
+    ("annotate model", "one of the two"),
+    ("annotate model missing.jpg", "missing.jpg"),
+    ("annotate model letter.jpg", "letter.jpg"),
+    ("annotate model new.png --image-encoder letter.onnx", "letter.onnx"),
+    ("annotate model new.png --text-encoder hkse", "--text-encoder has no effect without --plus or"),
+    ("annotate model --features x.npy --image-encoder pyramid", "--image-encoder has no effect on"),
+    ("similar model nowhere.png", "nowhere.png does not exist"),
+    ("similar model new.png --text-encoder hkse", "--text-encoder has no effect on an image"),
+    ("similar model sand --image-encoder pyramid", "--image-encoder has no effect on a text"),
+    ("add model letter.jpg", "letter.jpg"),
+    ("add model a.txt b.txt c.txt", "not a mixture"),
+    ("add model new.png --images .", "--images has no effect on images, which have no captions"),
+    ("add model new.png --refit", "--refit learns from pairs"),
+    ("info hollow", "current.json"),
+    ("export model -o p.onnx --view sound", "--view 'sound' is unknown"),
+    ("export model -o p.onnx --task find", "--task 'find' is unknown"),
+    ("export model -o model", "Is a directory"),
+    ("export nowhere -o p.onnx", "folder of a model"),
+]
+
+
+def test_mistakes_are_one_sentence_and_change_nothing(place):
     declare_torchvision_operators()  # which sentence-transformers imports
+    pytest.importorskip("onnx")
     (place / "letter.jpg").write_text("dear reader")
     (place / "letter.onnx").write_text("dear network")
     (place / "hollow").mkdir()
+    np.save("x.npy", np.ones((1, 80), np.float32))
     before = Retriever.load("model").info()
-    for arguments, words in (
-        (["search", "nowhere", "a star"], "not a folder"),
-        (["search", "model"], "one of the two"),
-        (["search", "model", "qwrtp zzzz"], "'qwrtp', 'zzzz'"),
-        (["search", "model", " "], "is not a text"),
-        (["search", "model", "a star", "--text-encoder", "no/such-model"], "no/such-model"),
-        (["annotate", "model"], "one of the two"),
-        (["annotate", "model", "missing.jpg"], "missing.jpg"),
-        (["annotate", "model", "letter.jpg"], "letter.jpg"),
-        (["annotate", "model", "new.png", "--image-encoder", "letter.onnx"], "letter.onnx"),
-        (["add", "model", "letter.jpg"], "letter.jpg"),
-        (["add", "model", "a.txt", "b.txt", "c.txt"], "not a mixture"),
-        (["info", "hollow"], "current.json"),
-    ):
-        assert words in refused(*arguments), arguments
-        assert Retriever.load("model").info() == before
+    for line, words in MISTAKES:
+        assert words in refused(*shlex.split(line)), line
+        assert Retriever.load("model").info() == before, line
 
 
 def test_an_item_is_removed_by_the_path_that_search_prints(place):
@@ -297,22 +323,6 @@ def test_a_corrupt_image_is_left_out_of_pairs_that_are_added(place):
     assert "skipped: bad.png" in added.stderr
 
 
-def test_options_without_effect_are_refused(place):
-    np.save("x.npy", np.ones((1, 80), np.float32))
-    for arguments, words in (
-        ("add model new.png --images .", "--images has no effect on images, which have no captions"),
-        ("add model new.png --refit", "--refit learns from pairs"),
-        ("similar model new.png --text-encoder hkse", "--text-encoder has no effect on an image"),
-        ("similar model sand --image-encoder pyramid", "--image-encoder has no effect on a text"),
-        ("search model --features x.npy --text-encoder hkse", "--text-encoder has no effect on features"),
-        ("search model --features x.npy --device cuda", "--device has no effect on features"),
-        ("search model star --image-encoder pyramid", "--image-encoder has no effect without --plus or"),
-        ("annotate model new.png --text-encoder hkse", "--text-encoder has no effect without --plus or"),
-        ("annotate model --features x.npy --image-encoder pyramid", "--image-encoder has no effect on"),
-    ):
-        assert words in refused(*arguments.split()), arguments
-
-
 def test_what_is_known_of_the_quality_is_the_same_everywhere(place):
     facts = run_json("info", "model")["facts"]
     assert facts["quality"] in (place / "model" / "README.md").read_text("utf-8").replace("\\", "")
@@ -333,15 +343,6 @@ def test_export_writes_what_python_embeds(place):
     content = run_json("export", "model", "-o", "items.onnx", "--view", "image")
     assert content == {"model": "model", "view": "image", "task": "search", "out": "items.onnx"}
     assert run("export", "model", "-o", "items.onnx", "--quiet").stdout == ""
-
-
-def test_export_says_what_is_wrong(place):
-    pytest.importorskip("onnx")
-    assert "--view 'sound' is unknown" in refused("export", "model", "-o", "p.onnx", "--view", "sound")
-    assert "--task 'find' is unknown" in refused("export", "model", "-o", "p.onnx", "--task", "find")
-    assert "Is a directory" in refused("export", "model", "-o", "model")
-    assert "folder of a model" in refused("export", "nowhere", "-o", "p.onnx")
-    assert not (place / "p.onnx").exists()
 
 
 def test_queries_are_composed_filtered_and_paged(place):
@@ -378,21 +379,6 @@ def test_why_there_are_no_hits_is_said(place):
     )
     shown = run("search", "model", "a red star", "--where", 'split = "none such"').stdout
     assert shown.endswith("no item has such metadata\n")
-
-
-def test_wrong_parts_and_filters_are_one_sentence(place):
-    for arguments, words in (
-        (["--plus", "night:0"], "plus has the weight 0.0; give a positive number"),
-        (["--plus", "night:1e155"], "plus has the weight 1e+155; give a positive number of at most 1000"),
-        (["--minus", "night:-1"], "minus has the weight -1.0"),
-        (["--plus", "nowhere.jpg"], "nowhere.jpg"),
-        (["--plus", "quokka"], "quokka"),
-        (["--minus", "a red star"], "cancel each other"),
-        (["two boats", "--plus", "night"], "one query at a time"),
-        (["--where", "split >"], "split >"),
-        (["--where", "spilt = 1"], "did you mean 'split'?"),
-    ):
-        assert words in refused("search", "model", "a red star", *arguments), arguments
 
 
 def test_a_colon_without_a_number_is_part_of_the_text(place):
@@ -517,3 +503,11 @@ def test_info_notices_every_damaged_file_that_load_refuses(place):
     os.truncate(place / "damaged" / "items.sqlite", 8192)
     assert "items.sqlite" in refused("info", "damaged")
     assert run("info", "model").exit_code == 0
+
+
+def test_a_damaged_description_is_refused_where_it_is_read(place):
+    model = json.loads((files_of(place / "model") / "config.json").read_bytes())["model"]
+    description = {**model["description"], "components": {"search": 4}}
+    edit_config(place / "model", model={**model, "description": description})
+    assert "the description of the model lacks one of the tasks" in refused("info", "model")
+    assert run("search", "model", "a red star").exit_code == 0

@@ -66,16 +66,7 @@ class TestCommands:
             command, *rest = arguments
             run_json(command, own, *rest)
 
-    def test_best_fits_them_as_blocks(self, place, tmp_path):
-        settings = config(hkse=SMALL, model={"grid": 3})
-        fit = ["fit", place.folder / "scenes", *list_options(place), "-o", tmp_path / "m", *settings]
-        info = run_json(*fit, "--preset", "best")
-        assert info["facts"]["blocks"]["image"] == [["pyramid", 630], ["colours", 48]]
-        assert any("colours" in part for own in info["filters"].values() for part in own)
-        assert not (tmp_path / ".m.features").exists()
-        run_json("annotate", tmp_path / "m", place.image)
-
-    def test_bad_options_are_explained(self, place, model, tmp_path):
+    def test_bad_options_are_explained(self, place, tmp_path):
         scenes, images = place.folder / "scenes", list_options(place)[:4]
         fit = ["fit", scenes, "-o", tmp_path / "m", *images]
         assert "--recipe is for one --image-encoder, and 2 were given" in refused(*fit, "--recipe", "clip-32")
@@ -87,9 +78,6 @@ class TestCommands:
         )
         vectors = ["--text-encoder", place.texts, "--vectors", "w.txt"]
         assert "--vectors has no effect with --text-encoder fastembed:" in refused(*fit, *vectors)
-        annotate = ["annotate", model, place.image]
-        assert "is where the model has pyramid" in refused(*annotate, *images[2:], *images[:2])
-        assert "1 image encoder given, but the model was made with 2" in refused(*annotate, *images[:2])
         encode = ["encode", "images", scenes, "-o", tmp_path / "x", *images]
         assert "encode takes one --image-encoder, and 2 were given" in refused(*encode)
         encode = ["encode", "text", scenes, "-o", tmp_path / "y", *list_options(place)[4:]]

@@ -1,16 +1,14 @@
 """Flickr8k photos through a network of timm and captions through MiniLM: fit, save, load, search, serve."""
 
 import csv
-import json
 import shutil
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from commands import config, refused, run, run_json
-from diptych import AWCCA, InputError, Retriever
+from commands import config, run_json
+from diptych import AWCCA, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
 from diptych.encoders import timm_encoder
@@ -72,46 +70,6 @@ def test_fit_from_the_command_line_is_fit_in_python(place, tolerance):
         assert saved.evaluate(pairs, None)["search"]["r@10"] > 50
 
 
-def test_search_and_annotate_from_the_command_line(place, tolerance):
-    retriever = Retriever.load(place.model)
-    answer = run_json("search", place.model, QUERY, "-k", 5)["answers"][0]
-    hits = retriever.search(QUERY, k=5)
-    assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in hits]
-    answer = run_json("annotate", place.model, place.photos / hits[0].id, "-k", 3)["answers"][0]
-    expected = retriever.annotate(place.photos / hits[0].id, k=3)
-    assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in expected]
-
-
-def test_new_pairs_are_added_and_learned(place, tmp_path, tolerance):
-    shutil.copytree(place.model, tmp_path / "model")
-    retriever = Retriever.load(tmp_path / "model")
-    known = {hit.id for hit in retriever.search(QUERY, k=60)}
-    new = next(path for path in sorted(place.photos.iterdir()) if path.name not in known)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # far from so few training pairs, perhaps
-        retriever.add([new], ["a photograph of something new"], ids=["new"])
-        retriever.refit()
-    retriever.save(tmp_path / "model")
-    again = Retriever.load(tmp_path / "model")
-    assert_same_hits(again.search(QUERY, k=10), retriever.search(QUERY, k=10), tolerance)
-    assert "new" in [hit.id for hit in again.search("a photograph of something new", k=10)]
-
-
-def test_a_server_answers_as_the_retriever(place):
-    testclient = pytest.importorskip("starlette.testclient")
-    from diptych.service import create_app
-
-    retriever = Retriever.load(place.model)
-    with testclient.TestClient(create_app(place.model, threads=1), "http://127.0.0.1") as client:
-        hits = retriever.search(QUERY, k=5)
-        answer = client.post("/v1/search", json={"text": QUERY, "k": 5}).json()["results"][0]["hits"]
-        assert [hit["id"] for hit in answer] == [hit.id for hit in hits]
-        with open(place.photos / hits[0].id, "rb") as file:
-            answer = client.post("/v1/annotate", files={"image": file}, data={"k": "3"}).json()
-        expected = retriever.annotate(place.photos / hits[0].id, k=3)
-        assert [hit["id"] for hit in answer["results"][0]["hits"]] == [hit.id for hit in expected]
-
-
 def test_encoders_that_move_with_the_model_are_found(place, tolerance):
     expected = Retriever.load(place.model).search(QUERY, k=5)
     photo = place.photos / expected[0].id
@@ -123,36 +81,3 @@ def test_encoders_that_move_with_the_model_are_found(place, tolerance):
         assert_same_hits(retriever.annotate(photo, k=5), captions, tolerance)
     finally:
         moved.rename(place.folder)
-
-
-def test_encoders_that_changed_are_not_opened(place, minilm):
-    pooling, weights = (
-        place.folder / "minilm" / "1_Pooling" / "config.json",
-        place.folder / "network.safetensors",
-    )
-    kept = {path: path.read_bytes() for path in (pooling, weights)}
-    photo = next(place.photos.iterdir())
-    try:
-        settings = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-        pooling.write_text(json.dumps({**json.loads(kept[pooling]), **settings}))
-        with pytest.raises(InputError, match=r"minilm has changed \(its digest differs\); give it with"):
-            Retriever.load(place.model).search(QUERY)
-        assert "its digest differs" in refused("search", place.model, QUERY)
-        assert "made with" in refused("search", place.model, QUERY, "--text-encoder", place.folder / "minilm")
-        # The same model at another place is the same encoder.
-        assert run("search", place.model, QUERY, "--text-encoder", minilm).exit_code == 0
-        weights.write_bytes(kept[weights][:-4] + b"\0\0\0\0")
-        with pytest.raises(InputError, match="network.safetensors has changed"):
-            Retriever.load(place.model).annotate(photo)
-        weights.unlink()
-        with pytest.raises(InputError, match="network.safetensors does not exist any more"):
-            Retriever.load(place.model).annotate(photo)
-    finally:
-        for path, content in kept.items():
-            path.write_bytes(content)
-    gone = (place.folder / "minilm").rename(place.folder / "gone")
-    try:
-        with pytest.raises(InputError, match="minilm does not exist any more; give it with --text-encoder"):
-            Retriever.load(place.model).search(QUERY)
-    finally:
-        gone.rename(place.folder / "minilm")

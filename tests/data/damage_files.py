@@ -34,7 +34,6 @@ def write_files(folder):
     import h5py
     import pyarrow
     import pyarrow.parquet
-    import scipy.io
     from safetensors.numpy import save_file
 
     matrix = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
@@ -43,11 +42,9 @@ def write_files(folder):
     save_file({"matrix": matrix}, folder / "c.safetensors")
     with h5py.File(folder / "d.h5", "w") as file:
         file["matrix"] = matrix
-    scipy.io.savemat(folder / "e.mat", {"feats": matrix.T})
     np.savez_compressed(folder / "packed.npz", matrix=matrix)
     with h5py.File(folder / "packed.h5", "w") as file:
         file.create_dataset("matrix", data=matrix, chunks=(2, 5), compression=4)
-    scipy.io.savemat(folder / "packed.mat", {"feats": matrix.T}, do_compression=True)
     Moments.of(matrix, matrix).save(folder / "f.moments")
     table = pyarrow.Table.from_pylist(ROWS)
     pyarrow.parquet.write_table(table, folder / "g.parquet")

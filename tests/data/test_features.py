@@ -5,8 +5,6 @@ import zipfile
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from scipy.io import savemat
-from scipy.sparse import csc_array
 
 from diptych import InputError
 from diptych.data import encode_images, open_features
@@ -82,84 +80,6 @@ def test_hdf5_with_external_storage_is_refused(tmp_path, matrix):
         open_features(tmp_path / "f.h5")
 
 
-@pytest.mark.parametrize("compressed", [True, False])
-def test_mat_files_have_a_column_per_image(tmp_path, matrix, compressed):
-    savemat(tmp_path / "vgg_feats.mat", {"feats": matrix.T}, do_compression=compressed)
-    for rows in (None, 7):
-        np.testing.assert_array_equal(open_features(tmp_path / "vgg_feats.mat", rows=rows), matrix)
-    savemat(tmp_path / "rows.mat", {"feats": matrix})
-    np.testing.assert_array_equal(open_features(tmp_path / "rows.mat", rows=7), matrix)
-    with pytest.raises(InputError, match="expected 6"):
-        open_features(tmp_path / "rows.mat", rows=6)
-    with pytest.raises(InputError, match="max_bytes"):
-        open_features(tmp_path / "vgg_feats.mat", max_bytes=100)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("f", "float32"), ("four", "float64"), ("fives", "int16"), ("a_long_name", "uint8")]
-)
-def test_mat_variables_have_the_values_and_types_that_were_saved(tmp_path, rng, name, dtype):
-    matrix = (rng.normal(size=(3, 9)) * 50).astype(dtype)
-    savemat(
-        tmp_path / "f.mat",
-        {"words": "text", name: matrix, "cell": np.array([1, "x"], object), "last": matrix + 1},
-    )
-    features = open_features(tmp_path / "f.mat", key=name)
-    np.testing.assert_array_equal(features, matrix.T)
-    assert features.dtype == dtype
-    np.testing.assert_array_equal(open_features(tmp_path / "f.mat", key="last"), matrix.T + 1)
-
-
-def test_mat_numbers_of_an_unknown_type_are_refused(tmp_path, matrix):
-    # SciPy would end the process: the type is an index that it does not check.
-    savemat(tmp_path / "f.mat", {"feats": matrix})
-    content = bytearray((tmp_path / "f.mat").read_bytes())
-    assert struct.unpack_from("<II", content, 184) == (7, matrix.nbytes)
-    struct.pack_into("<I", content, 184, 255)
-    (tmp_path / "f.mat").write_bytes(content)
-    with pytest.raises(InputError, match="0 matrices"):
-        open_features(tmp_path / "f.mat")
-
-
-@pytest.mark.parametrize("compressed", [True, False])
-def test_only_real_matrices_of_a_mat_file_are_read(tmp_path, matrix, compressed):
-    contents = {
-        "complex": matrix * 1j,
-        "sparse": csc_array(matrix),
-        "logical": matrix > 0,
-        "cube": matrix[None],
-    }
-    savemat(tmp_path / "f.mat", contents | {"feats": matrix}, do_compression=compressed)
-    np.testing.assert_array_equal(open_features(tmp_path / "f.mat", key="feats"), matrix.T)
-    for key in ("complex", "sparse"):
-        with pytest.raises(InputError, match=f"no array '{key}'"):
-            open_features(tmp_path / "f.mat", key=key)
-    with pytest.raises(InputError, match="expected a matrix"):
-        open_features(tmp_path / "f.mat", key="cube")
-
-
-def test_truncated_mat_files_are_refused(tmp_path, matrix):
-    path = tmp_path / "f.mat"
-    savemat(path, {"feats": matrix})
-    whole = path.read_bytes()
-    for length in range(0, len(whole) - 1, 7):
-        path.write_bytes(whole[:length])
-        with pytest.raises(InputError):
-            open_features(path)
-
-
-def test_matlab_7_3_files_are_hdf5(tmp_path, matrix):
-    h5py = pytest.importorskip("h5py")
-    path = tmp_path / "feats.mat"
-    with h5py.File(path, "w", userblock_size=512) as file:
-        # MATLAB's D × N array appears in HDF5 with its axes reversed.
-        file["feats"] = matrix
-    with open(path, "r+b") as file:
-        file.write(b"MATLAB 7.3 MAT-file".ljust(124) + struct.pack("<H", 0x0200) + b"IM")
-    np.testing.assert_array_equal(open_features(path, rows=7), matrix)
-    np.testing.assert_array_equal(open_features(path), matrix)
-
-
 def test_the_folder_of_a_feature_store_is_opened(tmp_path):
     dataset = make_scenes(4, size=24).write(tmp_path / "scenes")
     store = encode_images(dataset, PyramidDescriptor(), tmp_path / "store")
@@ -180,7 +100,7 @@ def test_pickles_are_never_loaded(tmp_path):
             open_features(tmp_path / name)
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".h5", ".mat"])
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".h5"])
 def test_damaged_files_are_refused(tmp_path, suffix, matrix):
     if suffix == ".h5":
         pytest.importorskip("h5py")
@@ -200,9 +120,10 @@ def test_anything_but_a_matrix_is_refused(tmp_path, matrix):
             open_features(tmp_path / name)
     with pytest.raises(InputError, match="expected 8"):
         open_features(tmp_path / "good.npy", rows=8)
-    (tmp_path / "f.pkl").write_bytes(b"x")
-    with pytest.raises(InputError, match="unknown format"):
-        open_features(tmp_path / "f.pkl")
+    for name in ("f.pkl", "f.mat"):
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(InputError, match="unknown format"):
+            open_features(tmp_path / name)
 
 
 def test_hdf5_without_h5py_names_the_package(tmp_path, monkeypatch):

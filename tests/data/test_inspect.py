@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from diptych import InputError
-from diptych.data import inspect_pairs
+from diptych.data import inspect_pairs, read_pairs
 from diptych.scenes import make_scenes
 
 
@@ -23,14 +23,12 @@ def change_table(folder, edit):
 
 
 def test_good_pairs_have_no_problems(folder):
-    calls = []
-    report = inspect_pairs(folder, progress=lambda done, total: calls.append((done, total)))
+    report = inspect_pairs(read_pairs(folder))
     assert report.ok
     assert (report.images, report.captions) == (20, 100)
     assert report.splits == {"train": 14, "val": 3, "test": 3}
     assert report.captions_per_image.smallest == report.captions_per_image.largest == 5
     assert 2 <= report.caption_words.smallest <= report.caption_words.median <= report.caption_words.largest
-    assert calls[-1] == (20, 20)
     assert report.images_checked
 
 
@@ -46,7 +44,7 @@ def test_the_report_lists_every_problem(folder):
     missing, broken = [row["image"] for row in rows if row["image"] not in used][:2]
     (folder / missing).unlink()
     (folder / broken).write_text("not an image")
-    report = inspect_pairs(folder)
+    report = inspect_pairs(read_pairs(folder))
     assert not report.ok
     assert report.missing == (missing,)
     assert [name for name, _ in report.unreadable] == [broken]
@@ -61,7 +59,7 @@ def test_the_report_lists_every_problem(folder):
 def test_copies_within_a_split_are_listed_but_not_a_problem(folder):
     rows = change_table(folder, lambda rows: [row.update(split="train") for row in rows])
     Image.open(folder / rows[0]["image"]).save(folder / rows[1]["image"], "BMP")
-    report = inspect_pairs(folder)
+    report = inspect_pairs(read_pairs(folder))
     assert report.ok
     assert report.copies == ((rows[0]["image"], rows[1]["image"]),)
 
@@ -78,14 +76,14 @@ def test_an_image_in_two_splits_is_an_error(folder):
     row["split"] = "test" if row["split"] == "train" else "train"
     path.write_text(path.read_text() + json.dumps(row))
     with pytest.raises(InputError, match="one split"):
-        inspect_pairs(folder)
+        inspect_pairs(read_pairs(folder))
 
 
 @pytest.mark.data
 @pytest.mark.slow
 def test_the_real_thumbnails_are_readable(real_data):
     folder = real_data / "flickr8k"
-    report = inspect_pairs(folder / "dataset_flickr8k.json", images=folder / "images")
+    report = inspect_pairs(read_pairs(folder / "dataset_flickr8k.json", images=folder / "images"))
     # Only the test images are there.
     assert len(report.missing) == 7000
     assert not report.unreadable

@@ -9,8 +9,8 @@ import pytest
 
 from diptych import InputError, read_pairs
 from diptych._checks import ViewNames, count, plural, with_article
-from diptych.data import PairedDataset, encode_images, encoded_blocks, inspect_pairs
-from diptych.encoders import FunctionEncoder, sentence_encoder
+from diptych.data import PairedDataset, encode_images, inspect_pairs
+from diptych.encoders import FunctionEncoder
 from example_files import code_blocks
 from modality_files import make_molecules, write_clips
 
@@ -40,32 +40,30 @@ def test_interrupted_work_resumes_and_unreadable_files_are_left_out(clips, tones
     ]
     pairs = PairedDataset.of([(n, [captions.get(n, "nothing")]) for n in names], paths=paths, views=VIEWS)
 
-    def stop(progress):
-        if progress.done == 32:
+    def stop(files):
+        if files[0] == str(paths[32]):
             raise KeyboardInterrupt
+        return tones.encode(files)
 
     with pytest.raises(KeyboardInterrupt):
-        encode_images(pairs, tones, tmp_path / "x", progress=stop)
-    seen = []
-    store = encode_images(pairs, tones, tmp_path / "x", progress=seen.append)
-    assert (seen[0].resumed, seen[-1].done, len(store.ids)) == (32, 73, 70)
+        encode_images(pairs, FunctionEncoder(stop, "tones", "paths"), tmp_path / "x")
+    done = []
+    again = FunctionEncoder(lambda files: done.extend(files) or tones.encode(files), "tones", "paths")
+    store = encode_images(pairs, again, tmp_path / "x")
+    assert str(paths[1]) not in done  # the first is encoded again to learn the width
+    assert len(store.ids) == 70
     assert [each.id for each in store.skipped] == ["broken.wav", "empty.wav", "missing.wav"]
     whole = encode_images(pairs, tones, tmp_path / "y")
     assert np.array_equal(store.features, whole.features)
     np.testing.assert_allclose(whole.features[0], tones.encode([str(paths[0])])[0], rtol=1e-5)
 
 
-def test_blocks_of_files_and_of_texts_are_encoded_when_needed(clips, tones):
-    folder, captions = clips
-    pairs = read_pairs(folder / "tones.csv", images=folder / "clips", views=VIEWS).select(range(40))
-    lengths = sentence_encoder(lambda texts: np.array([[len(text), 1.0] for text in texts]))
-    blocks = encoded_blocks(pairs, tones, lengths, images=20)
-    np.testing.assert_allclose(blocks[1].load()[0][0], tones.encode([str(pairs.paths[20])])[0])
-    assert "the audio items 20.wav to 39.wav" in blocks[1].name
+def test_texts_of_the_first_view_are_encoded(tmp_path):
     molecules = PairedDataset.of([(m, [name]) for m, name in make_molecules().items()])
     counts = FunctionEncoder(lambda texts: np.array([[len(t), t.count("C")] for t in texts]), "c", "texts")
-    x, y, pairing = encoded_blocks(molecules, counts, lengths, images=40)[1].load()
-    assert x[0].tolist() == [len(molecules.image_ids[40]), molecules.image_ids[40].count("C")]
+    first = molecules.image_ids[0]
+    store = encode_images(molecules, counts, tmp_path / "x")
+    assert store.features[0].tolist() == [len(first), first.count("C")]
 
 
 def test_a_folder_of_files_with_texts_beside_them(tmp_path):
@@ -168,9 +166,12 @@ def test_a_staged_encoder_reads_its_files_in_threads(clips, tones, tmp_path):
 
 def test_names_in_sentences():
     assert [count(n, "audio") for n in (0, 1, 2)] == ["0 audio items", "1 audio item", "2 audio items"]
-    assert [plural(noun) for noun in ("video", "time series", "sketch", "box", "day", "Satellitenbild")] == [
+    assert [
+        plural(noun) for noun in ("video", "time series", "fish", "sketch", "box", "day", "Satellitenbild")
+    ] == [
         "videos",
         "time series",
+        "fish",
         "sketches",
         "boxes",
         "days",

@@ -13,7 +13,6 @@ from diptych.encoders import (
     word_kernel,
 )
 from diptych.encoders._kernels import draw_fourier, fourier_features, make_generator, median_gamma
-from tolerance import assert_close
 
 pytestmark = pytest.mark.data
 
@@ -32,49 +31,6 @@ def word_grams(vectors, gamma, m, seeds):
     for seed in seeds:
         features = fourier_features(vectors.matrix, *draw_fourier(300, m, gamma, make_generator(seed)))
         yield features @ features.T
-
-
-def test_word_features_are_unbiased(sample):
-    _, vectors, gamma, _ = sample
-    exact = word_kernel(vectors.matrix, vectors.matrix, gamma=gamma)
-    differences = np.array([gram - exact for gram in word_grams(vectors, gamma, 125, range(40))])
-    # All pairs of a draw err together, so the draws, not the pairs, are what is independent.
-    for error in (differences.mean(axis=(1, 2)), differences[:, 0, 1], differences[:, 5, 5]):
-        assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error))
-
-
-@pytest.mark.slow
-def test_word_features_converge_like_one_over_root_m(sample):
-    _, vectors, gamma, _ = sample
-    exact = word_kernel(vectors.matrix, vectors.matrix, gamma=gamma)
-    sizes = np.array([125, 500, 2000, 8000])
-    errors = [
-        np.sqrt(np.mean([(gram - exact) ** 2 for gram in word_grams(vectors, gamma, m, range(6))]))
-        for m in sizes
-    ]
-    assert -0.55 < np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -0.45
-    # One term 2cos·cos has a variance between ½ and 3/2.
-    assert np.all(np.sqrt(0.5 / sizes) < errors)
-    assert np.all(errors < np.sqrt(1.5 / sizes))
-
-
-@pytest.mark.slow
-def test_sentence_features_converge_like_one_over_root_m(sample):
-    captions, vectors, gamma, words = sample
-    # η = 2 instead of 0.01, at which all sentences are nearly equal and the kernel nearly 1.
-    exact = sentence_kernel(words, gamma=gamma, eta=2.0)
-    sizes = np.array([100, 400, 1600])
-    errors = []
-    for m in sizes:
-        squares = []
-        for seed in range(40):
-            model = HKSE(
-                vectors, word_features=m, sentence_features=m, gamma=gamma, eta=2.0, random_state=seed
-            )
-            features = model.fit_transform(captions)
-            squares.append(((features @ features.T - exact) ** 2).mean())
-        errors.append(np.sqrt(np.mean(squares)))
-    assert -0.6 < np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -0.4
 
 
 def test_the_corrected_word_bound_holds_and_that_of_the_paper_does_not(sample):
@@ -105,19 +61,6 @@ def test_proposition_1_holds_for_sentences_with_the_corrected_constants(sample):
         kernel = features @ features.T
         assert np.all(kernel <= factor * exact + delta)
         assert np.all(kernel >= exact / factor - delta)
-
-
-def test_features_of_real_captions_follow_the_formula(sample):
-    captions, vectors, gamma, words = sample
-    model = HKSE(vectors, gamma=gamma).fit(captions)
-    features = model.transform(captions)
-    names = ("word_weights_", "word_offsets_", "sentence_weights_", "sentence_offsets_")
-    w1, b1, w2, b2 = (getattr(model, name).astype(np.float64) for name in names)
-    for i in range(0, 250, 10):
-        mean = fourier_features(words[i].astype(np.float64), w1, b1).mean(axis=0)
-        expected = fourier_features(mean[None], w2, b2)[0]
-        # A cosine of a sum over the word features, each itself one of a sum over the dimensions.
-        assert_close(features[i], expected, len(w1) + len(w2), magnitude=np.sqrt(2 / len(b2)))
 
 
 def test_the_coverage_of_flickr8k_is_as_expected(news_vectors, flickr_captions):

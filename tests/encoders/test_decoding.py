@@ -68,22 +68,13 @@ def test_exif_orientation_is_applied(orientation, expected):
     exif = Image.Exif()
     exif[0x0112] = orientation
     assert corners(open_image(encode_file(quarters(), "PNG", exif=exif))) == expected
-
-
-def test_exif_rotation_swaps_the_sides_of_a_jpeg():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    assert open_image(encode_file(Image.new("RGB", (30, 20)), "JPEG", exif=exif)).size == (20, 30)
+    sides = open_image(encode_file(Image.new("RGB", (30, 20)), "JPEG", exif=exif)).size
+    assert sides == ((20, 30) if orientation > 4 else (30, 20))
 
 
 def test_damaged_exif_data_is_ignored():
     raw = encode_file(quarters(), "JPEG", quality=95, exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(20))
     assert close(corners(open_image(raw)), [RED, GREEN, BLUE, WHITE], 40)
-
-
-def test_cmyk_is_converted():
-    image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
-    assert close(open_image(encode_file(image, "JPEG", quality=95)).getpixel((5, 5)), RED, 12)
 
 
 def test_16_bit_images_keep_their_high_bytes():

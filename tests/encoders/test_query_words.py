@@ -9,11 +9,11 @@ from sklearn.base import clone
 
 from diptych import InputError, Retriever
 from diptych import _persistence as storage
-from diptych.encoders import HKSE, WordVectors, read_word_vectors
-from diptych.encoders._fitted_hkse import WORDS, FittedHKSE, hkse_fingerprint, read_hkse
-from diptych.encoders._text import HKSEEncoder
+from diptych.encoders import HKSE, WordVectors
+from diptych.encoders._hkse_encoder import WORDS, read_hkse
 from hkse_models import KINDS, assert_alike, small
 from saved_files import files_of, seal
+from vector_files import binary, text
 
 FORMS = ("text", "binary", "folder")
 HALF = 2.0**-11
@@ -29,11 +29,9 @@ def vectors(table, tmp_path):
         if form == "folder":
             table.save(path)
         elif form == "text":
-            rows = [" ".join(map(repr, row)) for row in table.matrix.tolist()]
-            path.write_text("".join(f"{w} {row}\n" for w, row in zip(table.words, rows, strict=True)))
+            path.write_bytes(text(table.words, table.matrix))
         else:
-            rows = [word.encode() + b" " + table[word].tobytes() for word in table.words]
-            path.write_bytes(f"{len(table)} {table.dimensions}\n".encode() + b"".join(rows))
+            path.write_bytes(binary(table.words, table.matrix, b""))
         return path
 
     return write
@@ -47,8 +45,8 @@ def test_queries_may_use_further_words_which_change_nothing_else(table, vectors,
         np.testing.assert_array_equal(model.fit_transform(training), without.fit_transform(training))
         for name in ("vocabulary_", "gamma_", "coverage_"):
             assert getattr(model, name) == getattr(without, name)
-        np.testing.assert_array_equal(model.mean_, without.mean_)
-        np.testing.assert_array_equal(model.word_table_, without.word_table_)
+        np.testing.assert_array_equal(model.encoder_.mean, without.encoder_.mean)
+        np.testing.assert_array_equal(model.encoder_.word_table, without.encoder_.word_table)
         np.testing.assert_array_equal(model.transform(training), without.transform(training))
         with pytest.raises(InputError, match="'snow'"):
             without.transform(["snow"])
@@ -56,7 +54,7 @@ def test_queries_may_use_further_words_which_change_nothing_else(table, vectors,
         # Rounding a vector turns its angles in the features by as much as the vector is long.
         length = np.abs(table.matrix).sum(axis=1).max()
         np.testing.assert_allclose(model.transform(queries), expected, rtol=0, atol=8 * HALF * length)
-        features, ignored = HKSEEncoder(model).encode_queries(["snow unicorn", "dog grass"])
+        features, ignored = model.encoder_.encode_queries(["snow unicorn", "dog grass"])
         assert ignored == [("unicorn",), ()]
         assert_alike(features, model.transform(["snow", "dog grass"]))
         assert model.coverage(["snow", "unicorn"]).unknown_tokens == 1
@@ -74,21 +72,17 @@ def test_words_that_the_tokenizer_never_returns_are_left_out(training, vectors, 
     matrix = np.random.default_rng(0).normal(size=(len(words), 7)).astype(np.float32)
     path = vectors("binary", WordVectors(words, matrix))
     hkse = small(path).fit(training)
-    assert list(hkse._query_words.index) == ["狗", "黑狗", "snow", "grass"]
+    assert list(hkse.encoder_.query_words.index) == ["狗", "黑狗", "snow", "grass"]
     split = small(path, tokenizer=str.split).fit(training)
     assert split.transform(["New_York"]).shape == (1, 30)
     assert_alike(split.transform(training), hkse.transform(training))
-
-
-def test_learned_vectors_have_no_further_words(training):
-    assert not small(None).fit(training)._query_words.index
 
 
 @pytest.mark.parametrize("scale", [1e-7, 1e6])
 def test_vectors_that_float16_cannot_hold_are_kept_as_they_are(table, vectors, training, scale):
     scaled = WordVectors(table.words, table.matrix * np.float32(scale))
     hkse = small(vectors("binary", scaled)).fit(training)
-    assert hkse._query_words.matrix.dtype == np.float32
+    assert hkse.encoder_.query_words.matrix.dtype == np.float32
     expected = small(scaled).fit(training).transform(["snow", "dog snow"])
     np.testing.assert_array_equal(hkse.transform(["snow", "dog snow"]), expected)
 
@@ -104,8 +98,9 @@ def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_pat
     expected = hkse.transform(queries)
     again = HKSE.load(tmp_path / "model")
     assert_alike(again.transform(queries), expected)
-    assert hkse_fingerprint(again) == hkse_fingerprint(hkse)
-    assert hkse_fingerprint(again) != hkse_fingerprint(small(vectors("text"), query_words=0).fit(training))
+    fingerprint = hkse.encoder_.fingerprint
+    assert again.encoder_.fingerprint == fingerprint
+    assert small(vectors("text"), query_words=0).fit(training).encoder_.fingerprint != fingerprint
     assert_alike(pickle.loads(pickle.dumps(again)).transform(queries), expected)
     # A copy that is fitted again has all words, too.
     refitted = clone(again).fit(training)
@@ -114,30 +109,27 @@ def test_a_saved_model_knows_the_further_words(table, vectors, training, tmp_pat
     assert_alike(HKSE.load(tmp_path / "again").transform(queries), expected)
     stored = storage.read_tensors(files_of(tmp_path / "model") / WORDS)["vectors"]
     assert (stored.shape, stored.dtype) == ((2, 7), np.float16 if source == "file" else np.float32)
-
-
-def test_a_model_without_further_words_has_no_file_of_them(vectors, training, tmp_path):
-    small(vectors("text"), query_words=0).fit(training).save(tmp_path / "model")
-    assert not (files_of(tmp_path / "model") / WORDS).exists()
-    assert HKSE.load(tmp_path / "model").query_words == 0
+    for without in (small(vectors("text"), query_words=0), small(None)):
+        without.fit(training).save(tmp_path / "model")
+        assert not (files_of(tmp_path / "model") / WORDS).exists()
 
 
 def test_a_mapped_model_reads_only_what_a_query_needs(vectors, training, tmp_path):
     hkse = small(vectors("text")).fit(training)
     hkse.save(tmp_path / "model")
-    mapped = read_hkse(FittedHKSE, files_of(tmp_path / "model"), mmap=True)
-    further = vars(mapped._query_words)
+    mapped = read_hkse(files_of(tmp_path / "model"), mmap=True)
+    further = vars(mapped.query_words)
     # Another process may replace the model meanwhile, and remove these files.
     small(vectors("text")).fit(training[:50]).save(tmp_path / "model")
-    mapped.transform(["dog runs"])
+    mapped.encode(["dog runs"])
     assert not {"index", "matrix"} & further.keys()
-    mapped.transform(["dog unicorn"])
+    mapped.encode(["dog unicorn"])
     assert "index" in further
     assert "matrix" not in further
-    assert_alike(mapped.transform(["snow"]), hkse.transform(["snow"]))
+    assert_alike(mapped.encode(["snow"]), hkse.transform(["snow"]))
     assert "matrix" in further
-    again = pickle.loads(pickle.dumps(read_hkse(FittedHKSE, files_of(tmp_path / "model"), mmap=True)))
-    assert again.transform(["snow"]).shape == (1, 30)
+    again = pickle.loads(pickle.dumps(read_hkse(files_of(tmp_path / "model"), mmap=True)))
+    assert again.encode(["snow"]).shape == (1, 30)
 
 
 def test_a_model_on_a_device_knows_the_further_words(vectors, training, tmp_path):
@@ -182,8 +174,7 @@ DAMAGE = {
 def saved(table, training, tmp_path_factory):
     """Return the folder of a saved model with further words."""
     folder = tmp_path_factory.mktemp("saved")
-    vectors = [word.encode() + b" " + table[word].tobytes() for word in table.words]
-    (folder / "vectors").write_bytes(f"{len(table)} {table.dimensions}\n".encode() + b"".join(vectors))
+    (folder / "vectors").write_bytes(binary(table.words, table.matrix, b""))
     small(folder / "vectors").fit(training).save(folder / "model")
     return folder / "model"
 
@@ -198,7 +189,7 @@ def test_damaged_further_words_are_refused(saved, tmp_path, how, sealed):
     with pytest.raises(InputError):
         HKSE.load(tmp_path / "model")
     with pytest.raises(InputError):
-        read_hkse(FittedHKSE, files_of(tmp_path / "model"), mmap=True).transform(["snow"])
+        read_hkse(files_of(tmp_path / "model"), mmap=True).encode(["snow"])
 
 
 def test_a_retriever_finds_by_further_words(table, vectors, captions, tmp_path, monkeypatch):
@@ -215,7 +206,7 @@ def test_a_retriever_finds_by_further_words(table, vectors, captions, tmp_path, 
         assert again.search("dog snow", k=5) == expected
         assert again.search("snow unicorn").ignored_words == ("unicorn",)
     again = Retriever.load(tmp_path / "model", mmap=True)
-    monkeypatch.setattr("diptych.encoders._fitted_hkse.write_hkse", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr("diptych.encoders._hkse_encoder.write_hkse", lambda *_: pytest.fail("written again"))
     again.remove([expected[0].id])
     again.save(tmp_path / "model")
     assert Retriever.load(tmp_path / "model").search("snow").ignored_words == ()
@@ -233,35 +224,3 @@ def test_a_database_keeps_the_further_words(vectors, captions, fresh, tmp_path):
     hits = Retriever.load(tmp_path / "model").search("dog snow", k=5)
     assert [hit.id for hit in hits] == [hit.id for hit in expected]
     assert hits.ignored_words == ()
-
-
-# Files
-
-
-@pytest.mark.parametrize("form", ["text", "binary"])
-def test_first_adds_entries_from_the_start(table, vectors, form):
-    kept = read_word_vectors(vectors(form), ["grass", "unicorn"], first=2)
-    assert kept.words == ("dog", "cat", "grass")
-    for word in kept.words:
-        np.testing.assert_array_equal(kept[word], table[word])
-    assert read_word_vectors(vectors(form), ["grass"], first=10**9).words == table.words
-    assert read_word_vectors(vectors(form), ["grass"], first=5, limit=3).words == table.words[:3]
-    with pytest.raises(InputError, match="pass words="):
-        read_word_vectors(vectors(form), first=2)
-    with pytest.raises(InputError, match="first=-1"):
-        read_word_vectors(vectors(form), ["dog"], first=-1)
-
-
-def test_damaged_first_entries_are_left_out_unless_they_were_requested(tmp_path):
-    path = tmp_path / "vectors.txt"
-    path.write_bytes(b"dog 1 2\nb\xffd 1 2\nnan nan 1\nodd 1 x\n7 8 9 1\ncat 3 4\ndog 5 6\nlate 1 y\n")
-    kept = read_word_vectors(path, ["dog"], first=7)
-    assert kept.words == ("dog", "cat")
-    np.testing.assert_array_equal(kept["dog"], [1, 2])
-    for word in ("nan", "odd", "7"):
-        with pytest.raises(InputError, match="line"):
-            read_word_vectors(path, ["dog", word], first=7)
-    assert read_word_vectors(path, ["cat"], first=7, max_bytes=16).words == ("dog", "cat")
-    assert read_word_vectors(path, ["dog"], first=7, max_bytes=8).words == ("dog",)
-    with pytest.raises(InputError, match="more than 8 bytes"):
-        read_word_vectors(path, ["cat"], first=7, max_bytes=8)

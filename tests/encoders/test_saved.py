@@ -9,7 +9,6 @@ from diptych import InputError
 from diptych import _persistence as storage
 from diptych._persistence import TENSORS
 from diptych.encoders import HKSE, tokenize
-from diptych.encoders._fitted_hkse import hkse_fingerprint
 from diptych.encoders._words import TOKENIZER
 from hkse_models import KINDS, small
 from saved_files import edit_config, files_of, seal, seal_config
@@ -34,7 +33,6 @@ def test_a_loaded_model_gives_identical_features(table, captions, tmp_path, word
         again.transform(queries, unknown="mean"), model.transform(queries, unknown="mean")
     )
     assert again.vocabulary_ == model.vocabulary_
-    np.testing.assert_array_equal(again.word_table_, model.word_table_)
     assert again.gamma_ == model.gamma_
     assert again.coverage_ == model.coverage_
     first, second = model.get_params(), again.get_params()
@@ -47,12 +45,12 @@ def test_a_few_queries_do_not_wait_for_the_table_of_all_words(table, captions, t
     model.save(tmp_path / "model")
     again = HKSE.load(tmp_path / "model")
     query = [captions[0].split()[0]]
-    assert again._word_table is None
+    assert again.encoder_.word_table is None
     first = again.transform([query])
-    assert again._word_table is None
+    assert again.encoder_.word_table is None
     for _ in again.vocabulary_:
         again.transform([query])
-    assert again._word_table is not None  # by now it pays
+    assert again.encoder_.word_table is not None  # by now it pays
     for features in (first, again.transform([query])):
         assert_close(
             features, model.transform([query]), table.dimensions + model.word_features, magnitude=1.0
@@ -64,8 +62,8 @@ def test_the_draws_are_stored_and_not_the_seed_alone(hkse, saved, captions, monk
     monkeypatch.setattr("numpy.random.default_rng", lambda *_: pytest.fail("drew random numbers"))
     np.testing.assert_array_equal(HKSE.load(saved).transform(captions), hkse.transform(captions))
     stored = storage.read_tensors(files_of(saved) / TENSORS)
-    np.testing.assert_array_equal(stored["word_weights"], hkse.word_weights_)
-    np.testing.assert_array_equal(stored["sentence_offsets"], hkse.sentence_offsets_)
+    np.testing.assert_array_equal(stored["word_weights"], hkse.encoder_.word_map.weights)
+    np.testing.assert_array_equal(stored["sentence_offsets"], hkse.encoder_.sentence_map.offsets)
 
 
 def test_saving_again_replaces_and_nothing_is_pickled(saved, table, captions, tmp_path):
@@ -88,7 +86,7 @@ def test_a_custom_tokenizer_must_be_given_again(hkse, table, captions, tmp_path)
     again = HKSE.load(tmp_path / "model", tokenizer=str.split)
     np.testing.assert_array_equal(again.transform(captions), model.transform(captions))
     assert hkse.tokenizer is tokenize
-    assert hkse_fingerprint(model) != hkse_fingerprint(hkse)
+    assert model.encoder_.fingerprint != hkse.encoder_.fingerprint
 
 
 def test_a_model_names_its_tokenizer(saved):
@@ -98,37 +96,30 @@ def test_a_model_names_its_tokenizer(saved):
         HKSE.load(saved)
 
 
-def test_a_model_on_a_device_is_saved_as_plain_arrays(hkse, captions, tmp_path):
-    pytest.importorskip("torch", reason="torch is not installed")
-    hkse.to("cpu").save(tmp_path / "model")
-    again = HKSE.load(tmp_path / "model")
-    np.testing.assert_array_equal(again.transform(captions), hkse.transform(captions))
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c.pop("parameters"),
-        lambda c: c["parameters"].pop("eta"),
-        lambda c: c["parameters"].update(word="poly"),
-        lambda c: c["parameters"].update(sentence_features=31),
-        lambda c: c["parameters"].update(word_features=10**12),
-        lambda c: c["parameters"].update(eta=None),
-        lambda c: c.update(vocabulary_size=10**9),
-        lambda c: c.update(vocabulary_size=0),
-        lambda c: c.update(vocabulary_size="many"),
-        lambda c: c.update(gamma="wide"),
-        lambda c: c.update(random_state="clock"),
-        lambda c: c.update(coverage={}),
-        lambda c: c.update(coverage=3),
-        lambda c: c.update(format="diptych-awcca"),
-        lambda c: c.update(version=99),
+        {"parameters": None},
+        *({"eta": value} for value in (None, "")),
+        {"word": "poly"},
+        {"sentence_features": 31},
+        {"word_features": 10**12},
+        *({"vocabulary_size": size} for size in (10**9, 0, "many")),
+        *({"coverage": coverage} for coverage in ({}, 3)),
+        {"gamma": "wide"},
+        {"random_state": "clock"},
+        {"format": "diptych-awcca"},
+        {"version": 99},
     ],
 )
 def test_a_tampered_config_is_refused(saved, change):
     path = files_of(saved) / "config.json"
     config = json.loads(path.read_text("utf-8"))
-    change(config)
+    for name, value in change.items():
+        part = config if name in config else config["parameters"]
+        part[name] = value
+        if value is None:
+            del part[name]
     path.write_text(json.dumps(config), "utf-8")
     seal_config(saved)
     with pytest.raises(InputError):

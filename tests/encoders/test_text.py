@@ -35,15 +35,15 @@ def test_an_object_with_encode_and_a_fitted_hkse_are_encoders(hkse, captions):
 
 
 def test_encode_queries_returns_the_ignored_words(table, captions, monkeypatch):
-    hkse = small(table).fit(captions)
-    encoder, split = sentence_encoder(hkse), []
-    hkse.tokenizer = lambda text: split.append(text) or text.split()
+    hkse, split = small(table).fit(captions), []
+    encoder = sentence_encoder(hkse)
+    encoder.tokenizer = lambda text: split.append(text) or text.split()
     features, ignored = encoder.encode_queries(["the dog", "cat snow runs"])
     assert split == ["the dog", "cat snow runs"], "each query is split once"
     assert ignored == [(), ()]
     np.testing.assert_allclose(features, hkse.transform(["the dog", "cat snow runs"]), rtol=1e-6, atol=1e-6)
-    hkse.tokenizer = tokenize
-    monkeypatch.setattr("diptych.encoders._text.BLOCK_ROWS", 2)
+    encoder.tokenizer = tokenize
+    monkeypatch.setattr("diptych.encoders._hkse_encoder.BLOCK_ROWS", 2)
     queries = ["a quokka in snow, a quokka", "the dog", "unicorn dog"]
     features, ignored = encoder.encode_queries(queries)
     assert ignored == [("a", "quokka"), (), ("unicorn",)]
@@ -197,5 +197,5 @@ def test_missing_sentence_transformers_names_the_install_command(monkeypatch):
 def test_an_object_that_is_not_an_encoder_is_refused():
     with pytest.raises(InputError, match="int is not a sentence encoder"):
         sentence_encoder(3)
-    with pytest.raises(InputError, match="one string"):
+    with pytest.raises(InputError, match="one str"):
         sentence_encoder(lengths).encode("a dog")

@@ -13,27 +13,8 @@ from hypothesis import strategies as st
 
 from diptych import InputError
 from diptych.encoders import WordVectors, read_word_vectors
-from diptych.encoders._word_vectors import MAX_LINE_BYTES
-
-WORDS = ["</s>", "dog", "New_York", "naïve", "犬", "1", "0.5", "tree"]
-MATRIX = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
-
-
-def text(words=WORDS, matrix=MATRIX, header=False, end="\n"):
-    rows = [
-        " ".join([word, *(repr(float(v)) for v in row)]) + end
-        for word, row in zip(words, matrix, strict=True)
-    ]
-    return ((f"{len(words)} {matrix.shape[1]}\n" if header else "") + "".join(rows)).encode()
-
-
-def binary(words=WORDS, matrix=MATRIX, newline=b"\n", header=None):
-    rows = [
-        w.encode() + b" " + row.astype("<f4").tobytes() + newline
-        for w, row in zip(words, matrix, strict=True)
-    ]
-    return (header or f"{len(words)} {matrix.shape[1]}\n".encode()) + b"".join(rows)
-
+from diptych.encoders._vector_files import MAX_LINE_BYTES
+from vector_files import MATRIX, WORDS, binary, text
 
 FORMATS = {
     "word2vec-binary": binary(),
@@ -82,9 +63,27 @@ def test_only_the_requested_words_are_kept(write, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_limit_reads_from_the_start(write, name):
-    assert read_word_vectors(write(FORMATS[name]), limit=3).words == tuple(WORDS[:3])
-    assert read_word_vectors(write(FORMATS[name]), ["dog", "tree"], limit=3).words == ("dog",)
+def test_first_reads_from_the_start(write, name):
+    assert read_word_vectors(write(FORMATS[name]), first=3).words == tuple(WORDS[:3])
+    table = read_word_vectors(write(FORMATS[name]), ["tree", "unicorn"], first=2)
+    assert table.words == (*WORDS[:2], "tree")
+    np.testing.assert_array_equal(table.matrix, MATRIX[[0, 1, 7]])
+    assert read_word_vectors(write(FORMATS[name]), ["dog"], first=10**9).words == tuple(WORDS)
+
+
+def test_damaged_first_entries_are_left_out_unless_they_were_requested(tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_bytes(b"dog 1 2\nb\xffd 1 2\nnan nan 1\nodd 1 x\n7 8 9 1\ncat 3 4\ndog 5 6\nlate 1 y\n")
+    kept = read_word_vectors(path, ["dog"], first=7)
+    assert kept.words == ("dog", "cat")
+    np.testing.assert_array_equal(kept["dog"], [1, 2])
+    for word in ("nan", "odd", "7"):
+        with pytest.raises(InputError, match="line"):
+            read_word_vectors(path, ["dog", word], first=7)
+    assert read_word_vectors(path, ["cat"], first=7, max_bytes=16).words == ("dog", "cat")
+    assert read_word_vectors(path, ["dog"], first=7, max_bytes=8).words == ("dog",)
+    with pytest.raises(InputError, match="more than 8 bytes"):
+        read_word_vectors(path, ["cat"], first=7, max_bytes=8)
 
 
 def test_words_with_spaces_are_read(write):
@@ -205,8 +204,9 @@ def test_limits_and_requested_words_are_checked(write):
     refused(path, "more than 100 bytes", max_bytes=100)
     assert len(read_word_vectors(path, ["dog"], max_bytes=100)) == 1
     refused(path, "none of the 1 requested words", words=["unicorn"])
-    with pytest.raises(InputError, match="limit=0"):
-        read_word_vectors(path, limit=0)
+    for first, words in ((0, None), (-1, ["dog"])):
+        with pytest.raises(InputError, match=f"first={first}"):
+            read_word_vectors(path, words, first=first)
     with pytest.raises(InputError, match="one string"):
         read_word_vectors(path, "dog")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from diptych import InputError
 from diptych._persistence import TENSORS
 from diptych.encoders import WordVectors, learn_word_vectors
-from diptych.encoders._word_vectors import table_from_tensors, table_tensors
-from diptych.encoders._words import Corpus, positive_information
+from diptych.encoders._word_vectors import positive_information, table_from_tensors, table_tensors
+from diptych.encoders._words import Corpus
 from saved_files import files_of, seal
 
 

@@ -41,9 +41,9 @@ def assert_same_model(one, other):
     for task in TASKS:
         mine, its = one.members_[task], other.members_[task]
         assert [(m.part, m.use, m.weight) for m in mine] == [(m.part, m.use, m.weight) for m in its]
-        assert one.corrections_[task] == other.corrections_[task]
+        assert one.hubness_[task].correction == other.hubness_[task].correction
         assert_close(score(one, unseen, task), score(other, unseen, task), 500, condition=50.0)
-        assert isinstance(one.banks_[task], np.ndarray)
+        assert isinstance(one.hubness_[task].bank, np.ndarray)
     assert isinstance(one.moments_.xx, np.ndarray)
     assert_close(one.moments_.xy, other.moments_.xy, 500)
 

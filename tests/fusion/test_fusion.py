@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -68,7 +69,7 @@ def test_never_worse_on_validation_than_the_best_part():
             chosen = model.selection_.tasks[task]
             assert chosen.value >= max(part.value for part in chosen.parts)
             # What was promised is what the fitted model gives where no query is too far for the correction.
-            model.gates_[task] = None
+            model.hubness_[task] = replace(model.hubness_[task], gate=None)
             ranks = model.ranks(*validation, task=task)
             assert mean_recall(ranks) == pytest.approx(chosen.value, abs=0.01)
             plain = max(u.recall["r@1"] for p in chosen.parts for u in p.tried)
@@ -106,8 +107,8 @@ def test_the_bank_is_of_training_queries_and_no_query_changes_an_item():
     training, (x, y, pairing) = blocks()
     fitted = Fusion(parts="together", grid=6, bank=150, hubness=("csls",), polish=False)
     fitted.fit(*training, validation=(x, y, pairing))
-    assert len(fitted.banks_["search"]) == 150
-    assert len(fitted.banks_["annotate"]) == len(training[0]["a"])
+    assert len(fitted.hubness_["search"].bank) == 150
+    assert len(fitted.hubness_["annotate"].bank) == len(training[0]["a"])
     few = fitted.items({k: v[:5] for k, v in x.items()})
     # Features, then a bank of 150 queries.
     assert_close(fitted.items(x)[:5], few, 14 + 8 + 150)
@@ -129,19 +130,11 @@ def test_pieces_are_normalised_each_by_itself(rng):
     training, validation = make_pairs(0)
     model = Fusion("plain", blocks={"x": Block("unit", pieces=2)}, grid=5)
     shape = model.fit(*training, validation=validation).geometry_["x"]["x"]
-    rows = shape.apply(training[0], "x") / shape.scale
+    rows = shape.apply(training[0]) / shape.scale
     np.testing.assert_allclose(np.linalg.norm(rows[:, :7], axis=1), 1.0)
     np.testing.assert_allclose(np.linalg.norm(rows[:, 7:], axis=1), 1.0)
     with pytest.raises(InputError, match="pieces"):
         Fusion(blocks={"x": Block("unit", pieces=3)}).fit(*training, validation=validation)
-
-
-def test_scales_of_blocks_are_chosen(rng):
-    training, validation = blocks()
-    training[0]["b"] = rng.normal(size=training[0]["b"].shape)
-    validation[0]["b"] = rng.normal(size=validation[0]["b"].shape)
-    model = Fusion("plain", scales=(0.1, 1.0, 3.0), grid=6).fit(*training, validation=validation)
-    assert model.selection_.parts[0].x == {"a": 1.0, "b": 0.1}
 
 
 def test_without_validation_a_share_is_held_out_and_all_is_refitted():
@@ -209,13 +202,14 @@ def _put(config, place, value):
         ("tasks.search.members", "abc", "tasks.*members: Expected `array`, got `str`"),
         ("tasks.search.members.0.weight", float("inf"), "not valid JSON"),
         ("tasks.search.members.0.weight", 0.0, "a member has the weight 0.0"),
-        ("tasks.search.members.0.part.x", ["zzz"], "unknown blocks|scales"),
+        ("tasks.search.members.0.params", None, "has the γ None"),
+        ("tasks.search.members.0.part.x", ["zzz"], "unknown blocks"),
         ("tasks.search.members.0.use.colour", "red", "unknown field `colour`"),
         ("tasks.search.correction.kind", "magic", "correction.kind: Invalid enum value 'magic'"),
         ("tasks.search.gate", [2.0, 2.0], "a gate closes between"),
         ("geometry.x.a.normalize", "rot13", "geometry.*normalize='rot13'"),
         ("geometry.x.a.width", 7, "expected finite numbers of shape"),
-        ("geometry.x.a.pieces", 0, "impossible block: 14 features, 0 pieces"),
+        ("geometry.x.a.slices", 0, "block .* has 0 slices"),
         ("geometry.x.a.scale", True, "scale: Expected `float`, got `bool`"),
         ("preset", "worst", "preset='worst' is unknown"),
         ("selection.refitted", "yes", "selection.refitted: Expected `bool`, got `str`"),
@@ -287,11 +281,11 @@ def test_a_fusion_of_whole_models_decomposes_no_t(monkeypatch, widths):
         member = model.members_[task][0]
         assert member.dimension == 8
         whole = AWCCA(params=member.params).fit(
-            model.geometry_["x"]["x"].apply(x, "x"), model.geometry_["y"]["y"].apply(y, "y"), pairing
+            model.geometry_["x"]["x"].apply(x), model.geometry_["y"]["y"].apply(y), pairing
         )
         expected = whole.transform(
-            model.geometry_["x"]["x"].apply(validation[0], "x"),
-            model.geometry_["y"]["y"].apply(validation[1], "y"),
+            model.geometry_["x"]["x"].apply(validation[0]),
+            model.geometry_["y"]["y"].apply(validation[1]),
             task=task,
         )
         items, queries = expected if task == "search" else expected[::-1]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych import InputError
-from diptych.cca._projector import Gate, Hubness, compute_offsets, csls_offsets, measure_distances
+from diptych.cca._correction import Gate, Hubness, compute_offsets, csls_offsets, measure_distances
 from diptych.fusion import Correction
 from diptych.fusion._hubness import (
     MORE_NEIGHBOURS,

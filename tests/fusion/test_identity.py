@@ -173,8 +173,6 @@ def test_impossible_identities_are_refused():
         Fusion(parts=[IDENTITY]).fit(x, y[:, :100])
     with pytest.raises(InputError, match="one block of each view"):
         Part(("a", "b"), ("c",), kind="identity")
-    with pytest.raises(InputError, match="no scales"):
-        Part(("a",), ("c",), x_scales=(2.0,), kind="identity")
     with pytest.raises(InputError, match="kind='magic'"):
         Part(("a",), ("c",), kind="magic")
 

@@ -54,20 +54,6 @@ def test_parts_with_a_weight_are_polished_where_it_helps(polished, plain):
         assert report.value > plain.selection_.tasks[task].value
 
 
-def test_it_is_saved(polished, tmp_path):
-    polished.save(tmp_path / "model")
-    loaded = Fusion.load(tmp_path / "model")
-    x, y, _ = make_blocks(3, 40)
-    for task in TASKS:
-        for member, own in zip(loaded.members_[task], polished.members_[task], strict=True):
-            assert (member.polish is None) == (own.polish is None)
-            assert member.use == own.use
-        for one, two in zip(
-            loaded.transform(x, y, task=task), polished.transform(x, y, task=task), strict=True
-        ):
-            np.testing.assert_array_equal(one, two)
-
-
 def test_a_refit_carries_it_over(polished, plain):
     x, y, _ = make_blocks(3, 60)
     count = polished.moments_.count

@@ -12,7 +12,7 @@ from diptych.cca import Moments, spectra_from_moments
 from diptych.fusion import Block, Fusion, Part
 from diptych.fusion._blocks import JointMoments, apply_geometry, sum_pairs
 from diptych.fusion._fitting import _draw_bank
-from diptych.fusion._members import embed_members, refit_member
+from diptych.fusion._members import embed_members, joint_widths, refit_member
 from generated_pairs import make_dual_features, make_fused_blocks
 from tolerance import assert_close
 
@@ -34,8 +34,7 @@ def make_blocks(seed, n=60):
 def parts(draw):
     names = [draw(st.permutations(view)) for view in ("ab", "cde")]
     x, y = (tuple(own[: draw(st.integers(1, len(own)))]) for own in names)
-    scales = [tuple(draw(st.sampled_from([0.25, 1.0, 3.0])) for _ in own) for own in (x, y)]
-    return Part(x, y, *scales)
+    return Part(x, y)
 
 
 @given(seed=st.integers(0, 1000), part=parts())
@@ -61,7 +60,6 @@ def test_parts_that_see_the_same_columns_share_a_decomposition():
     joint = sum_pairs(make_blocks(0), "float64")[0]
     first, second = (Part(("a", "b"), y).spectra(joint) for y in (("c",), ("d", "e")))
     assert first.v_x is second.v_x
-    assert Part(("a", "b"), ("c",), (1.0, 2.0)).spectra(joint).v_x is not first.v_x
     assert Part(("b",), ("c",)).spectra(joint).v_y is first.v_y
 
 
@@ -86,7 +84,7 @@ def test_on_the_same_moments_it_is_the_same_model(fitted):
     for task in TASKS:
         assert_close(score(again, unseen, task), score(fitted, unseen, task), 200, condition=50.0)
         assert [m.params for m in again.members_[task]] == [m.params for m in fitted.members_[task]]
-        assert len(again.banks_[task]) == len(fitted.banks_[task]) > 0
+        assert len(again.hubness_[task].bank) == len(fitted.hubness_[task].bank) > 0
     assert again.members_ is not fitted.members_
 
 
@@ -136,7 +134,9 @@ def test_with_added_pairs_every_member_is_that_of_all_pairs(fitted, seed, more):
         {k: np.concatenate([p[i][k] for p in everything]) for k in everything[0][i]} for i in (0, 1)
     )
     pairing = np.concatenate([p[2] + offset for p, offset in zip(everything, offsets, strict=True)])
-    joint = JointMoments(fitted.make_moments(*whole, pairing), fitted._models().moment_widths())
+    joint = JointMoments(
+        fitted.make_moments(*whole, pairing), joint_widths(fitted.geometry_, fitted.members_)
+    )
     for task in TASKS:
         for old, new in zip(fitted.members_[task], again.members_[task], strict=True):
             factor = (before + 2 * more) / before
@@ -160,8 +160,8 @@ def test_the_bank_is_carried_over(fitted):
             _draw_bank(fitted._settings(), task, (blocks, blocks, None)),
             view,
         )
-        stale = fitted.banks_[task]
-        carried = again.banks_[task]
+        stale = fitted.hubness_[task].bank
+        carried = again.hubness_[task].bank
         n = len(again.members_[task])
         assert np.mean(np.sum(carried * true, axis=1)) / n > 0.97
         assert np.mean(np.sum(carried * true, axis=1)) > np.mean(np.sum(stale * true, axis=1))
@@ -201,10 +201,3 @@ def test_what_cannot_be_refitted_is_refused(fitted):
         copy.copy(fitted).refit_moments(wrong, 10)
     with pytest.raises(InputError, match="count=0"):
         copy.copy(fitted).refit_moments(fitted.moments_, 0)
-    config, tensors = fitted.pack()
-    for task in config.tasks.values():
-        for at, member in enumerate(task.members):
-            task.members[at] = type(member)(member.part, member.use, member.weight)
-    older = Fusion.unpack(config, tensors, None)
-    with pytest.raises(InputError, match="without its γ"):
-        older.refit_moments(fitted.moments_, 10)

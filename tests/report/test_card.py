@@ -1,15 +1,13 @@
 import ast
-import dataclasses
 import re
 import shlex
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.report import Card, EncoderFacts, FusedTaskFacts, IndexFacts, TaskFacts, model_card
-from diptych.report._card import describe_correction, describe_quality, escape_markdown
+from diptych.cca._description import CorrectionDescription, ModelDescription, PartDescription
+from diptych.report._card import Card, describe_quality, escape_markdown, model_card
 from diptych.report._page import one_line
 
 markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
@@ -37,30 +35,52 @@ NUMBERS = {"r@1": 21.64, "r@5": 49.5, "r@10": 62.96, "median_rank": 6.0, "mean_r
 BEST = {"r@1": 30.7, "r@5": 57.2, "r@10": 70.6, "median_rank": 4.0, "mean_rank": 18.04}
 
 
-def make_card(**changes):
-    card = Card(
-        name="beaches",
-        folder="beaches",
-        library="1.2.3",
-        date="2025-01-31",
-        pairs={"train": (6000, 30000), "test": (1000, 5000)},
-        image_encoder=EncoderFacts("ResNet-50", "onnx:1f2e", 2048),
-        text_encoder=EncoderFacts("HKSE(rbf, rbf)", "hkse:77", 2000),
-        tasks={
-            "search": TaskFacts(
-                "γ = 12.3", "γ = 0.45", 1999, (0.98, 0.97, 0.95, 0.93, 0.91, 0.9), (0.99,) * 6, (0.7, 0.6)
-            ),
-            "annotate": TaskFacts("k = 12", "k = 40", 3, np.array([0.5, 0.25, 0.125]), (0.8, 0.7, 0.6)),
-        },
-        params={"filter": "tikhonov", "normalize": ("unit", "none"), "metric": "r@1"},
-        selected_on="the validation pairs",
-        seconds=12.34,
-        metrics={"test": {"search": NUMBERS, "annotate": BEST}},
-        index=IndexFacts({"images": 8000, "texts": 40000}, "HNSW", "float16", 0.987),
-        files={"config.json": "parameters"},
-        has_figure=True,
-    )
-    return dataclasses.replace(card, **changes)
+CORRELATIONS = {
+    "search": {
+        "correlations": [0.98, 0.97, 0.95, 0.93, 0.91, 0.9],
+        "train_correlations": [0.99] * 6,
+        "validation_correlations": [0.7, 0.6],
+    },
+    "annotate": {
+        "correlations": [0.5, 0.25, 0.125],
+        "train_correlations": [0.8, 0.7, 0.6],
+        "validation_correlations": None,
+    },
+}
+IMAGE_ENCODER = {"name": "ResNet-50", "fingerprint": "onnx:1f2e", "dimension": 2048}
+TEXT_ENCODER = {"name": "HKSE(rbf, rbf)", "fingerprint": "hkse:77", "dimension": 2000}
+NO_ENCODER = {"name": "", "fingerprint": "", "dimension": 2000}
+
+
+def make_card(name="beaches", *, model=None, facts=None, kept=("image", "text"), files=None, **info):
+    """The text of a card; ``info``, ``facts`` and ``model`` replace parts of the description."""
+    filters = {"search": ["γ = 12.3", "γ = 0.45"], "annotate": ["k = 12", "k = 40"]}
+    description = {
+        "filters": filters,
+        "components": {"search": 1999, "annotate": 3},
+        "correlations": CORRELATIONS,
+        "params": {"filter": "tikhonov", "normalize": ["unit", "none"], "metric": "r@1"},
+    }
+    measured = {
+        "date": "2025-01-31",
+        "pairs": {"train": (6000, 30000), "test": (1000, 5000)},
+        "selection": {"pairs": "the validation pairs"},
+        "seconds": {"all": 12.34},
+        "metrics": {"test": {"search": NUMBERS, "annotate": BEST}},
+        "graph_recall": {"search": 0.987, "annotate": 0.99},
+    }
+    known = {
+        "library": "1.2.3",
+        "views": ["image", "text"],
+        "encoders": {"image": IMAGE_ENCODER, "text": TEXT_ENCODER},
+        "items": {"image": 8000, "text": 40000},
+        "index": {"kind": "hnsw", "dtype": "float16"},
+        "calibration": {"absent": "there were none"},
+        "facts": measured | (facts or {}),
+    }
+    fitted = ModelDescription("AWCCA", weighting="asymmetric", **description | (model or {}))
+    files = {"config.json": "parameters", "regularization.png": "scores"} if files is None else files
+    return model_card(Card(name, known | info, fitted, files, kept))
 
 
 def tables(text):
@@ -93,7 +113,7 @@ def kinds(text):
 
 
 def test_the_tables_hold_the_numbers():
-    pairs, views, recalls, selected, correlations, params, files = tables(model_card(make_card()))
+    pairs, views, recalls, selected, correlations, params, files = tables(make_card())
     assert pairs[1:] == [["train", "6,000", "30,000"], ["test", "1,000", "5,000"]]
     assert views[1:] == [
         ["images", "ResNet-50", "onnx:1f2e", "2,048"],
@@ -117,12 +137,15 @@ def test_the_tables_hold_the_numbers():
 
 
 def make_fused_card(text="resnet × hkse"):
-    part = {"name": text, "weight": 2 / 3, "use": text, "components": 1512}
-    tasks = {
-        "search": FusedTaskFacts([part, part], describe_correction({"kind": "none"})),
-        "annotate": FusedTaskFacts([part], text),
+    part = PartDescription(text, 2 / 3, text, 1512)
+    corrections = {
+        "search": CorrectionDescription("none", 0.0, 0, False),
+        "annotate": CorrectionDescription("csls", 0.3, 10, True),
     }
-    return model_card(make_card(tasks=tasks, params={"preset": "best"}, has_figure=False))
+    parts = {"search": [part, part], "annotate": [part]}
+    params = {"preset": "best", "metric": text}
+    model = {"parts": parts, "corrections": corrections, "params": params, "correlations": {}}
+    return make_card(model=model, files={})
 
 
 def test_the_parts_of_a_fusion_are_listed():
@@ -135,8 +158,10 @@ def test_the_parts_of_a_fusion_are_listed():
         [search, *cells],
         [annotate, *cells],
     ]
-    assert corrections[1:] == [[search, "none"], [annotate, "resnet × hkse"]]
-    assert params[1:] == [["preset", "best"]]
+    assert corrections[1] == [search, "none"]
+    assert corrections[2][1].startswith("an item loses 0.3 of its mean score with the 10 nearest")
+    assert corrections[2][1].endswith("(CSLS); less for a query that is unlike those")
+    assert params[1:] == [["preset", "best"], ["metric", "resnet × hkse"]]
     assert "sum of the parts' cosines" in make_fused_card()
     assert "Regularisation" not in make_fused_card()
 
@@ -147,28 +172,24 @@ def test_hostile_names_of_parts_stay_text(text):
 
 
 def test_it_says_what_is_not_known():
-    card = model_card(
-        make_card(
-            metrics=None,
-            index=None,
-            has_figure=False,
-            selected_on=None,
-            quality=describe_quality({}),
-            text_encoder=None,
-            seconds=None,
-            params={},
-        )
+    card = make_card(
+        facts={"metrics": {}, "selection": {}, "seconds": {}, "quality": describe_quality({})},
+        items={"image": 0, "text": 0},
+        encoders={"image": IMAGE_ENCODER, "text": NO_ENCODER},
+        model={"params": {}},
+        files={},
     )
     assert "Not measured" in card
     assert "Nothing is indexed" in card
     assert "set by the user, not selected" in card
     assert "features were passed" in card
     assert "regularization.png" not in card
+    assert "Hits have none, because there were none." in card
     assert "None" not in card
 
 
 def test_a_missing_or_failed_number_is_a_dash():
-    card = model_card(make_card(metrics={"test": {"annotate": {"r@1": float("nan"), "r@5": 7.0}}}))
+    card = make_card(facts={"metrics": {"test": {"annotate": {"r@1": float("nan"), "r@5": 7.0}}}})
     assert tables(card)[2][1:] == [["test", "annotate: image → texts", "–", "7.0", "–", "–", "–"]]
 
 
@@ -185,43 +206,46 @@ def test_numbers_that_chose_are_called_optimistic():
     refitted = {"selection": chosen, "metrics": test, "refitted": {"pairs": 1200, "before": 1000}}
     assert "on 1,200 pairs, and not measured again" in describe_quality(refitted)
     assert "21.6" not in describe_quality(refitted)
-    assert "search 30.0" in model_card(make_card(quality=both))
+    assert "search 30.0" in make_card(facts={"quality": both})
 
 
 def test_few_pairs_are_called_few():
-    assert "**" not in model_card(make_card(pairs={"train": (10, 50)}))
-    assert "**This model was fitted on 49 pairs" in model_card(make_card(pairs={"train": (10, 49)}))
+    assert "**" not in make_card(facts={"pairs": {"train": (10, 50)}})
+    assert "**This model was fitted on 49 pairs" in make_card(facts={"pairs": {"train": (10, 49)}})
 
 
 def test_scores_are_explained_as_they_are():
-    assert "cosine" in model_card(make_card())
-    by_distance = model_card(make_card(params={"similarity": "l2"}))
+    assert "cosine" in make_card()
+    by_distance = make_card(model={"params": {"similarity": "l2"}})
     assert "distance" in by_distance
     assert "cosine" not in by_distance
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_stays_text_wherever_it_enters(text):
-    encoder = EncoderFacts(text, text, 7)
+    encoder = {"name": text, "fingerprint": text, "dimension": 7}
     card = make_card(
-        name=text,
-        folder=text,
+        text,
         library=text,
-        date=text,
-        pairs={text: (1, 2), "test": (3, 4)},
-        image_encoder=encoder,
-        text_encoder=encoder,
-        tasks={task: TaskFacts(text, text, 9, (0.5,)) for task in ("search", "annotate")},
-        params={text: text, "normalize": (text, text), "metric": text},
-        selected_on=text,
-        metrics={text: {"search": NUMBERS, "annotate": BEST}},
-        index=IndexFacts({text: 1, "b": 2}, text, text, 0.5),
-        files={text: text},
+        encoders={"image": encoder, "text": encoder},
+        index={"kind": text, "dtype": text},
+        calibration={"absent": text},
+        model={
+            "filters": {task: [text, text] for task in ("search", "annotate")},
+            "params": {text: text, "normalize": [text, text], "metric": text},
+        },
+        facts={
+            "date": text,
+            "pairs": {text: (1, 2), "test": (3, 4)},
+            "selection": {"pairs": text},
+            "metrics": {text: {"search": NUMBERS, "annotate": BEST}},
+        },
+        files={text: text, "regularization.png": text},
     )
-    assert kinds(model_card(card)) == kinds(model_card(make_card()))
-    heading = MARKDOWN.parse(model_card(card))[1]
+    assert kinds(card) == kinds(make_card())
+    heading = MARKDOWN.parse(card)[1]
     assert seen(heading) == one_line(text)
-    assert tables(model_card(card))[1][1] == ["images", one_line(text), one_line(text), "7"]
+    assert tables(card)[1][1] == ["images", one_line(text), one_line(text), "7"]
 
 
 @given(st.text(alphabet=st.sampled_from("ab1 \n\t\\`*_~[]()<>|#$&!-+.:=\"'/;@\u202e"), max_size=40))
@@ -234,16 +258,14 @@ def test_escaped_text_is_read_as_it_was_written(text):
 
 
 def test_a_long_name_is_cut():
-    assert len(model_card(make_card(name="x" * 10_000_000))) < 10_000
+    assert len(make_card(library="x" * 10_000_000)) < 10_000
 
 
 @pytest.mark.parametrize(
     "folder", ["beaches", "my beaches", "it's; rm -rf ~", 'a"b', "c$(d)`e`", "back\\slash", "-rf", "été 🏖"]
 )
 def test_the_commands_name_the_folder_and_nothing_else(folder):
-    python, shell = (
-        t.content for t in MARKDOWN.parse(model_card(make_card(folder=folder))) if t.tag == "code"
-    )
+    python, shell = (t.content for t in MARKDOWN.parse(make_card(folder)) if t.tag == "code")
     call = ast.parse(python).body[1].value
     assert ast.literal_eval(call.args[0]) == folder
     search, annotate = (shlex.split(line) for line in shell.splitlines())
@@ -254,20 +276,19 @@ def test_the_commands_name_the_folder_and_nothing_else(folder):
 
 def test_the_commands_ask_with_features_where_no_encoder_is_kept():
     (python,), (shell,) = (
-        re.findall(rf"```{language}\n(.*?)```", model_card(make_card(image_encoder=None)), re.DOTALL)
+        re.findall(rf"```{language}\n(.*?)```", make_card(kept=["text"]), re.DOTALL)
         for language in ("python", "sh")
     )
     assert 'model.search("a dog")' in python
     assert "--features images.npy" in shell
     assert "photo.jpg" not in shell
-    one_of_my_own = EncoderFacts("mine", "mine:1", 7, kept=False)
-    card = model_card(make_card(image_encoder=one_of_my_own, text_encoder=one_of_my_own))
+    card = make_card(kept=[])
     assert "--features texts.npy" in card
     assert 'search("a dog")' not in card
     assert "photo.jpg" not in card
 
 
 def test_a_folder_that_no_line_can_hold_is_not_named():
-    card = model_card(make_card(folder="a\n```\nrm -rf ~"))
-    assert "rm -rf" not in card
+    card = make_card("a\n```\nrm -rf ~")
+    assert "\nrm -rf" not in card
     assert re.search(r'^diptych search FOLDER "a dog"$', card, flags=re.MULTILINE)

@@ -195,15 +195,13 @@ def test_features_that_do_not_vary_are_left_out():
     assert "x2" not in [text.get_text() for text in draw_biplot(result, most=20).axes[0].texts]
 
 
-def test_the_biplot_has_all_loadings_and_the_rows(model, views):
+def test_the_biplot_has_all_loadings(model):
     result = loadings(model)
-    figure = draw_biplot(result, (0, 2), variates=model.transform(views[0]), views=("exercise", "body"))
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["rows", "exercise", "body"]
+    figure = draw_biplot(result, (0, 2), views=("exercise", "body"))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["exercise", "body"]
     points = [line.get_xydata() for line in figure.axes[0].lines]
     for table in (result.x, result.y):
         assert any(p.shape == (len(table), 2) and np.allclose(p, table[:, [0, 2]]) for p in points)
-    cloud = next(p for p in points if p.shape == (40, 2))
-    np.testing.assert_allclose(np.linalg.norm(cloud, axis=1).max(), 1.0)
 
 
 def test_data_frames_are_drawn_with_their_names(views):
@@ -214,7 +212,7 @@ def test_data_frames_are_drawn_with_their_names(views):
     )
     model = AWCCA(params=(1.0, 1.0)).set_output(transform="pandas").fit(x, y)
     result = loadings(model)
-    figure = draw_biplot(result, variates=model.transform(x))
+    figure = draw_biplot(result)
     assert {text.get_text() for text in figure.axes[0].texts} == {*x.columns, *y.columns}
     labels = [label.get_text() for label in draw_loadings(result).axes[1].get_yticklabels()]
     assert sorted(labels) == sorted(y.columns)
@@ -243,15 +241,6 @@ def test_variates_of_several_rows_of_y_for_one_of_x():
     np.testing.assert_allclose(np.corrcoef(u, v)[0, 1], model.models_["search"].train_correlations[0])
 
 
-def test_groups_have_their_own_markers(model, views):
-    groups = ["control", "_patient"] * 20
-    figure = draw_variates(model, *views, groups=groups)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["control (20)", "_patient (20)"]
-    first, second = figure.axes[0].lines
-    assert first.get_marker() != second.get_marker()
-    assert figure.axes[0].get_title() == f"r = {model.models_['search'].train_correlations[0]:.2f}"
-
-
 def test_figures_are_written(test, model, views, tmp_path):
     result, file = loadings(model), tmp_path / "figure.png"
     for draw in (
@@ -269,11 +258,11 @@ def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
     result, without_null = loadings(model), dataclasses.replace(test, null=test.null * np.nan)
     small = loadings(AWCCA(params=(1.0, 1.0)).fit(views[0][:, :2], views[1]))
     refused = [
-        (lambda: draw_correlations(result), "Loadings in place of a PermutationTest; give what permutation_"),
-        (lambda: draw_correlations(test, bootstrap=test), "give what bootstrap"),
-        (lambda: draw_correlations(test, cross_validated=test), "what cross_validated_correlations"),
+        (lambda: draw_correlations(result), "got Loadings; give a PermutationTest of"),
+        (lambda: draw_correlations(test, bootstrap=test), "give a Bootstrap"),
+        (lambda: draw_correlations(test, cross_validated=test), "give a CrossValidatedCorrelations"),
         (lambda: draw_correlations(without_null), "test.null contains NaN"),
-        (lambda: draw_loadings(test), "give what loadings"),
+        (lambda: draw_loadings(test), "give a Loadings"),
         (lambda: draw_loadings(result, 5), "counted from 0 to 4"),
         (lambda: draw_loadings(result, -1), "component=-1"),
         (lambda: draw_loadings(result, most=61), "at most 60"),
@@ -283,12 +272,7 @@ def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
         (lambda: draw_biplot(result, (0,)), "not two components"),
         (lambda: draw_biplot(result, (1, 1)), "not two components"),
         (lambda: draw_biplot(result, most=21), "at most 20"),
-        (lambda: draw_biplot(result, variates=np.full((9, 5), np.nan)), "variates contains NaN"),
-        (lambda: draw_biplot(result, variates=np.zeros((9, 1))), "beyond the last of variates"),
         (lambda: draw_variates(model, *views, component=5), "counted from 0 to 4"),
-        (lambda: draw_variates(model, *views, groups=["a"]), "got 1 groups for 40 rows"),
-        (lambda: draw_variates(model, *views, groups=range(40)), "40 labels"),
-        (lambda: draw_variates(model, *views, groups=[0] * 40, held_out=views), "two figures"),
         (lambda: draw_variates(model, *views, held_out=views[0]), "held_out is not"),
         (lambda: draw_variates(model, views[0] * np.nan, views[1]), "NaN"),
         (lambda: draw_variates(AWCCA(), *views), "not fitted"),

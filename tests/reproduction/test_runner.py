@@ -54,13 +54,11 @@ def test_every_number_is_in_the_files(reproduced, scenes_folder):
     assert "indicative" in content["caveat"]
     assert "query_ranks" not in json.dumps(content)
     assert content["missing"]
-    with open(scenes_folder / "tables" / "main.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = [row for result in content["results"]["main"].values() for row in result["rows"]]
     # Five texts, as they are and ours, three filters each, and chance.
     assert len(rows) == 5 * 2 * 3 + 1
-    assert all(0 <= float(row["search r@1"]) <= 100 for row in rows)
+    assert all(0 <= row["search"]["r@1"] <= 100 for row in rows)
     written = {p.name for p in (scenes_folder / "tables").iterdir()}
-    assert {f"{name}.csv" for name in reproduced.tables()} < written
     # Every table of the report is there in all three forms.
     shown = {name.removesuffix(".tex") for name in written if name.endswith(".tex")}
     assert shown > {"main_scenes", "main_scenes_ours", "claims", "weighting", "timing", "times", "similarity"}
@@ -68,9 +66,9 @@ def test_every_number_is_in_the_files(reproduced, scenes_folder):
 
 
 def test_claims_have_their_intervals(reproduced, scenes_folder):
-    with open(scenes_folder / "tables" / "claim_differences.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    plain = [row for row in rows if row["claim"] == "Asymmetric weighting outperforms plain CCA."]
+    claims = json.loads((scenes_folder / "results.json").read_text("utf-8"))["claims"]
+    claim = next(c for c in claims if c["claim"] == "Asymmetric weighting outperforms plain CCA.")
+    plain = claim["differences"]
     assert {(row["task"], row["metric"]) for row in plain} == {
         (task, f"r@{k}") for task in ("search", "annotate") for k in (1, 5, 10)
     }
@@ -81,8 +79,9 @@ def test_claims_have_their_intervals(reproduced, scenes_folder):
         asymmetric, cca = (
             float(table[name][column]) for name in ("asymmetric (task dependent)", "symmetric α = 0 (CCA)")
         )
-        assert float(row["difference"]) == pytest.approx(asymmetric - cca)
-        assert float(row["low"]) <= float(row["difference"]) <= float(row["high"])
+        interval = row["interval"]
+        assert interval["value"] == pytest.approx(asymmetric - cca)
+        assert interval["joint_low"] <= interval["low"] <= interval["value"] <= interval["high"]
 
 
 def test_latex_is_well_formed(reproduced, scenes_folder):

@@ -198,11 +198,11 @@ class TestRefit:
             assert "moments_" not in vars(retriever.fitted.model)
         add_pairs(retriever, blocks, 150, 320)
         banks, previous = (
-            {task: bank.copy() for task, bank in retriever.fitted.model.banks_.items()},
+            {task: part.bank.copy() for task, part in retriever.fitted.model.hubness_.items()},
             retriever.fitted.model,
         )
         retriever.refit()
-        assert all(np.array_equal(previous.banks_[task], bank) for task, bank in banks.items())
+        assert all(np.array_equal(previous.hubness_[task].bank, bank) for task, bank in banks.items())
         more = expected.make_moments(*take(blocks, 150, 320))
         expected.refit_moments(moments + more, moments.count)
         x, y = blocks
@@ -253,7 +253,7 @@ class TestRefit:
     def test_a_dual_encoder_keeps_its_cosine(self, tmp_path):
         x, y = make_dual_features(260, seed=5)
         parts = [Part(("x",), ("y",), kind="identity"), Part(("x",), ("y",))]
-        model = Fusion(grid=4, parts=parts, search_weights=False)
+        model = Fusion(grid=4, parts=parts)
         retriever = Retriever.from_features(x[:200], y[:200], model=model)
         kinds = [m.part.kind for m in retriever.fitted.model.members_["search"]]
         assert "identity" in kinds

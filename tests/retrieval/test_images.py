@@ -184,17 +184,13 @@ def test_only_words_of_training_texts_are_known(drawn, thumbnails):
 
 
 def test_encoded_features_are_kept_and_used_again(drawn, thumbnails, tmp_path):
-    few, said = drawn.select(range(20)), []
+    few, folder = drawn.select(range(20)), tmp_path / "features"
     model, hkse = AWCCA(params=(5.0, 5.0)), HKSE(word="lin", sentence="lin")
-    options = {
-        "features": tmp_path / "features",
-        "watch": lambda what, done: said.append((what, done.resumed)),
-    }
-    first = Retriever(thumbnails, hkse, model).fit(few, **options)
-    assert {what for what, _ in said} == {"images", "captions"}
-    said.clear()
-    second = Retriever(thumbnails, hkse, model).fit(few, **options)
-    assert all(resumed == {"images": 20, "captions": few.n_captions}[what] for what, resumed in said)
+    first = Retriever(thumbnails, hkse, model).fit(few, features=folder)
+    written = {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")}
+    assert len(written) == 2
+    second = Retriever(thumbnails, hkse, model).fit(few, features=folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")} == written
     assert second.search(few.captions[0]) == first.search(few.captions[0])
 
 

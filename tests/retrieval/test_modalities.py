@@ -133,7 +133,7 @@ def test_time_series_from_files_and_from_features(tmp_path, monkeypatch, capsys)
     assert "<Retriever: 50 time series, 50 notes; time series encoder none" in capsys.readouterr().out
 
 
-def test_no_message_of_a_session_with_audio_speaks_of_images(fitted, model, clips, tones, tmp_path):
+def test_no_message_of_a_session_with_audio_speaks_of_images(fitted, model, clips, tones, tmp_path, capsys):
     folder, captions = clips
     bare = Retriever.load(tmp_path / "model")
     pairs = read_pairs(folder / "tones.csv", images=folder / "clips", views=VIEWS)
@@ -203,20 +203,18 @@ def test_no_message_of_a_session_with_audio_speaks_of_images(fitted, model, clip
                 pytest.fail(f"trial {number} raised nothing")
             except InputError as error:
                 kept += [str(error), *(str(note.message) for note in notes)]
-    steps = []
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", DataWarning)
         again = replace(pairs.select(range(40)), splits=("train",) * 20 + ("test",) * 20)
         again = replace(again, paths=(*again.paths[:39], again.paths[0]))
-        Retriever(tones, hkse(), AWCCA(grid=3), views=VIEWS).fit(
-            again, watch=lambda *step: steps.append(step[0])
-        )
+        Retriever(tones, hkse(), AWCCA(grid=3, verbose=True), views=VIEWS).fit(again)
         model.add(1e3 * np.ones((1, width)))
         model.evaluate(pairs.select(range(30)), None)
+    steps = capsys.readouterr().err.splitlines()
     kept += [*steps, *(str(note.message) for note in notes)]
     assert any("are copies of training audio items" in message for message in kept)
     assert any("1 of 1 new audio item lies far" in message for message in kept)
-    assert {"audio items", "captions"} <= set(steps)
+    assert {"encoding audio items", "encoding captions"} <= {step.partition(":")[0] for step in steps}
     for message in kept:
         assert not find_images(message), message
 

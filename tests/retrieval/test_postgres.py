@@ -105,11 +105,11 @@ class TestSharing:
         one = Retriever(thumbnails, first, **options).fit(few)
         other = Retriever.connect(address, thumbnails)
         query = few.captions[0]
-        old_features = one.encoders.hkse.transform([query])
+        old_features = one.encoders.hkse.encode([query])
         assert ids(other.search(query)) == ids(one.search(query))
         newer = Retriever(thumbnails, second, **options).fit(few)
         assert_same_hits(other.search(query), newer.search(query), CLOSE)
-        assert other.encoders.hkse.word_features == 40
+        assert other.encoders.hkse.parameters.word_features == 40
         assert other.annotate(few.paths[0]) == newer.annotate(few.paths[0])
         # Features of the old encoder are not compared with vectors of the new model.
         with pytest.raises(InputError, match="other encoders"):

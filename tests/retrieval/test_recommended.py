@@ -211,10 +211,6 @@ class TestWithFastembed:
         assert notes(run("encode", "text", "drawn", "-o", "z", "--random-state", 3)) == []  # of hkse
         assert "the default encoder" in refused("encode", "text", "drawn", "-o", "w", "--device", "cuda")
 
-    def test_an_option_without_effect_is_refused(self, weights):
-        words = "--random-state has no effect"
-        assert words in refused(*FIT, "--random-state", 3, *config(model={"params": [1, 1]}))
-
 
 class TestWithoutWeights:
     def test_fit_stops_and_says_what_to_do(self, place):

@@ -12,7 +12,7 @@ from diptych import AWCCA, HKSE, Fusion, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import FeatureStore, PairedDataset, read_pairs
 from diptych.encoders import FunctionEncoder, image_encoder, open_image
-from diptych.encoders._image import SeveralEncoders
+from diptych.encoders._several import SeveralEncoders
 from diptych.retrieval._encoders import Closed, EncoderRecord, Encoders
 from diptych.retrieval._folder import save_published
 from diptych.scenes import make_scenes

@@ -466,3 +466,60 @@ def test_the_description_has_no_paths_of_encoders(make_client, monkeypatch):
     answer = client.get("/v1/model")
     assert set(answer.json()["encoders"]["image"]) == {"name", "fingerprint", "dimension"}
     assert "/home/someone" not in answer.text
+
+
+def test_pairs_are_scored(client, retriever, easy, path_of):
+    texts = [easy.text, "two blue boats"]
+    expected = retriever.score_pairs([path_of(easy.image)] * 2, texts)
+    with open(path_of(easy.image), "rb") as file:
+        uploaded = client.post("/v1/score", files={"image": ("photo.png", file)}, data={"text": texts}).json()
+    assert [pair["image"] for pair in uploaded["pairs"]] == ["photo.png"] * 2
+    assert [pair["text"] for pair in uploaded["pairs"]] == texts
+    np.testing.assert_allclose([pair["score"] for pair in uploaded["pairs"]], expected.scores, atol=1e-5)
+    assert uploaded["absent"] == expected.absent
+    image = retriever.store.features("image", [easy.image])[0].tolist()
+    caption = retriever.store.features("text", [easy.id])[0].tolist()
+    for body in (
+        {"image": {"id": easy.image}, "text": texts},
+        {"image": {"features": image}, "text": {"text": texts}},
+        {"image": {"id": [easy.image, easy.image]}, "text": {"text": texts}},
+        {"image": {"id": easy.image}, "text": {"id": easy.id}},
+        {"image": {"features": image}, "text": {"features": caption}},
+    ):
+        answer = client.post("/v1/score", json=body)
+        assert answer.status_code == 200, answer.text
+        scores = [pair["score"] for pair in answer.json()["pairs"]]
+        np.testing.assert_allclose(scores, expected.scores[: len(scores)], atol=1e-5)
+    assert [answer.json()["pairs"][0][name] for name in ("image", "text")] == [None, None]
+
+
+def test_scored_pairs_have_percentiles(make_client, tmp_path):
+    x = np.random.default_rng(0).normal(size=(640, 5)).astype(np.float32)
+    retriever = Retriever.from_features(x, x[:, :4])
+    retriever.save(tmp_path / "model")
+    body = {"image": {"id": ["3", "4"]}, "text": {"features": x[3:5, :4].tolist()}}
+    answer = make_client(tmp_path / "model").post("/v1/score", json=body).json()
+    assert answer["absent"] is None
+    for pair, expected in zip(answer["pairs"], retriever.score_pairs(x[3:5], x[3:5, :4]), strict=True):
+        assert pair["true_percentile"] == pytest.approx(expected.true_percentile, abs=1e-2)
+        assert pair["false_percentile"] == pytest.approx(expected.false_percentile, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"text": "a star"}, 422, "image: Field required"),
+        ({"image": {"id": ["a", "b"]}, "text": "a star"}, 422, "2 images for 1 text"),
+        ({"image": {"id": "x", "features": [1.0]}, "text": "a star"}, 422, "exactly one of"),
+        ({"image": ["x"], "text": "a star"}, 422, "image"),
+        ({"image": {"id": "nothing"}, "text": "a star"}, 404, "no item 'nothing'"),
+        ({"image": {"features": [1.0]}, "text": "a star"}, 422, "expects"),
+        ({"image": {"text": "a star"}, "text": "a star"}, 422, "takes files"),
+        ({"image": {"id": "x"}, "text": ["a"] * 65}, 422, "at most 64"),
+        ({"image": {"id": "x"}, "text": "a" * 2001}, 422, "at most 2000"),
+    ],
+)
+def test_pairs_that_cannot_be_scored(client, body, status, words):
+    answer = client.post("/v1/score", json=body)
+    assert answer.status_code == status
+    assert words in answer.json()["detail"]

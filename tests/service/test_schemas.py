@@ -14,6 +14,7 @@ OPERATIONS = [
     "POST /v1/search",
     "POST /v1/annotate",
     "POST /v1/similar",
+    "POST /v1/score",
     "POST /v1/items",
     "POST /v1/session",
     "GET /v1/items/{item_id}",
@@ -73,13 +74,13 @@ def test_no_request_is_an_internal_error(operations, label, mode):
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("label", OPERATIONS[:4])
+@pytest.mark.parametrize("label", OPERATIONS[:5])
 def test_no_request_is_an_internal_error_for_a_model_of_features(operations_of_features, label, mode):
     fuzz(operations_of_features[label], mode)
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("label", ["POST /v1/annotate", "POST /v1/items"])
+@pytest.mark.parametrize("label", ["POST /v1/annotate", "POST /v1/score", "POST /v1/items"])
 def test_no_request_is_an_internal_error_for_a_first_view_of_texts(operations_of_molecules, label, mode):
     fuzz(operations_of_molecules[label], mode)
 

@@ -8,9 +8,10 @@ from sklearn.datasets import load_linnerud
 
 from diptych import AWCCA, InputError
 from diptych.cca import SpectralFilter, regularized_cca
-from diptych.stats import _bootstrap, bootstrap, loadings
-from diptych.stats._bootstrap import match_components, prepare_resamples, refit_resamples
+from diptych.cca._canonical import check_components
+from diptych.stats import _bootstrap, _resampling, bootstrap, loadings
 from diptych.stats._pairs import ResampledBlocks, prepare_pairs
+from diptych.stats._resampling import match_components, prepare_resamples, refit_resamples
 from engines import InTree
 from generated_pairs import make_pairs
 from tolerance import rounding
@@ -61,8 +62,8 @@ def test_a_resample_is_a_fit_of_the_repeated_rows(seed, sizes, kind, blocks):
     }[kind].fit(x, y, pairing)
     pairs = prepare_pairs(model, x, y, pairing, "search")
     labels = np.arange(len(x)) // 3 if blocks else None
-    wanted = pairs.count_components(3)
-    estimate = regularized_cca(pairs.spectra, *pairs.filters, wanted)
+    most = check_components(pairs.spectra, *pairs.filters, None)
+    estimate = regularized_cca(pairs.spectra, *pairs.filters, min(3, most))
     sample = prepare_resamples(pairs, estimate, labels, seed)
     (refit,) = refit_resamples(sample, range(7, 8))
     expected, count = refit_with_awcca(model, sample, x, y, pairing, 7)
@@ -117,13 +118,17 @@ def test_intervals_are_percentiles_of_the_resamples():
     np.testing.assert_allclose(result.y_weights.high, np.quantile(values, 0.9, axis=0), atol=1e-12)
 
 
-def test_pieces_engines_and_feature_blocks_change_nothing(monkeypatch):
+def test_the_seed_decides_and_neither_pieces_nor_engines_nor_feature_blocks(monkeypatch):
     (x, y, pairing), _ = make_pairs(5, n=60, m_x=40)
     options = {"n_resamples": 30, "n_components": 3}
     expected = bootstrap((10.0, 10.0), x, y, pairing, **options)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=InTree(), **options), expected)
+    for seed in (1, None):
+        other = bootstrap((10.0, 10.0), x, y, pairing, random_state=seed, **options)
+        assert not np.allclose(other.correlations.low, expected.correlations.low, atol=1e-6)
     monkeypatch.setattr(_bootstrap, "RESAMPLES_AT_ONCE", 7)
-    monkeypatch.setattr(_bootstrap, "BLOCK_BYTES", 8 * 30 * 3 * 5)
+    for module in (_bootstrap, _resampling):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 8 * 30 * 3 * 5)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, engine=InTree(), **options), expected)
     assert_same(bootstrap((10.0, 10.0), x, y, pairing, **options), expected)
 
@@ -140,17 +145,6 @@ def test_backends_and_devices_agree(backend):
     assert_same(there, expected, atol=1e-8)
     there = bootstrap((30.0, 30.0), x, y, pairing, device="cpu", engine=InTree(), **options)
     assert_same(there, expected, atol=1e-8)
-
-
-def test_the_seed_decides():
-    (x, y, pairing), _ = make_pairs(7)
-    options = {"n_resamples": 20, "n_components": 2}
-    one, same, other, any_ = (
-        bootstrap((30.0, 30.0), x, y, pairing, random_state=seed, **options) for seed in (1, 1, 2, None)
-    )
-    assert_same(one, same, atol=1e-12)
-    for result in (other, any_):
-        assert not np.allclose(one.correlations.low, result.correlations.low, atol=1e-6)
 
 
 def test_features_in_very_different_units_are_resampled_alike(rng):
@@ -240,20 +234,6 @@ def test_blocks_are_resampled_as_a_whole():
     assert times.sum() == 160
 
 
-def test_labels_of_blocks_may_be_given_per_pair():
-    (x, y, pairing), _ = make_pairs(8)
-    labels = np.arange(len(x)) % 9
-    options = {"n_resamples": 10, "n_components": 2}
-    expected = bootstrap((30.0, 30.0), x, y, pairing, blocks=labels, **options)
-    assert_same(bootstrap((30.0, 30.0), x, y, pairing, blocks=labels[pairing], **options), expected)
-    with pytest.raises(InputError, match="different labels for pairs with the same row"):
-        bootstrap((30.0, 30.0), x, y, pairing, blocks=np.arange(len(y)), **options)
-    with pytest.raises(InputError, match="one label for each of the 45 rows"):
-        bootstrap((30.0, 30.0), x, y, pairing, blocks=[1, 2, 3])
-    with pytest.raises(InputError, match="one block"):
-        bootstrap((30.0, 30.0), x, y, pairing, blocks=np.zeros(len(x)))
-
-
 def test_rows_without_pairs_are_left_out():
     (x, y, pairing), _ = make_pairs(9)
     extra = np.vstack([x, np.full((5, x.shape[1]), 7.0)])
@@ -294,15 +274,6 @@ def test_gamma_follows_the_number_of_pairs():
     assert_same(bootstrap(half, x, y, **options), expected)
 
 
-def test_a_normalising_model_normalises_the_pairs():
-    (x, y, pairing), _ = make_pairs(11)
-    model = AWCCA(params=(1.0, 1.0), normalize=("unit", "signed-sqrt")).fit(x, y, pairing)
-    options = {"n_resamples": 10, "n_components": 2}
-    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    expected = bootstrap((1.0, 1.0), unit, np.sign(y) * np.sqrt(np.abs(y)), pairing, **options)
-    assert_same(bootstrap(model, x, y, pairing, **options), expected)
-
-
 def test_too_few_different_rows_are_refused(rng):
     x, y = rng.normal(size=(2, 30, 12))
     with pytest.raises(InputError, match="about 19 different ones, too few for 12 and 12"):
@@ -319,6 +290,8 @@ def test_too_few_different_rows_are_refused(rng):
         ({"random_state": -1}, "random_state"),
         ({"task": "find"}, "task='find' is unknown"),
         ({"n_resamples": 10**9}, "GiB; give fewer n_components or n_resamples"),
+        ({"blocks": [1, 2, 3]}, "one label for each of the 30 rows"),
+        ({"blocks": np.zeros(30)}, "one block"),
     ],
 )
 def test_wrong_settings_are_refused(rng, options, message):
@@ -329,8 +302,6 @@ def test_wrong_settings_are_refused(rng, options, message):
 
 def test_wrong_models_are_refused(rng):
     x, y = rng.normal(size=(2, 30, 3))
-    with pytest.raises(InputError, match="str is not a model"):
-        bootstrap("model", x, y)
     with pytest.raises(InputError, match="X has 3 features, but the model was fitted on 2"):
         bootstrap(AWCCA(params=(1.0, 1.0)).fit(x[:, :2], y), x, y)
     with pytest.raises(InputError, match="sample weights, which resampling does not take"):
@@ -365,7 +336,7 @@ def test_an_interruption_ends_it(rng, monkeypatch):
         calls.append(1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_bootstrap, "_refit", interrupt)
+    monkeypatch.setattr(_resampling, "_refit", interrupt)
     x, y = rng.normal(size=(2, 30, 3))
     with pytest.raises(KeyboardInterrupt):
         bootstrap((1.0, 1.0), x, y)

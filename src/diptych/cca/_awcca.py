@@ -5,60 +5,50 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from html import escape
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, overload
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, estimator_html_repr
-from sklearn.utils._set_output import _get_container_adapter
-from sklearn.utils.validation import _check_feature_names_in, _get_feature_names, validate_data
+from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-from diptych._arrays import Array, fields_to_numpy, is_sparse, move_like, to_numpy
+from diptych._arrays import Array, fields_to_numpy, is_sparse, map_arrays, to_numpy
 from diptych._checks import (
     TASKS,
     InputError,
     NotFiniteError,
     Similarity,
     Task,
-    check_matrix,
     check_pairing,
     check_task,
     check_view,
-    count,
+    second_view,
 )
+from diptych._model_folder import read_model_folder, write_model_folder
+from diptych._persistence import Tensors
 from diptych._progress import progress_bar
-from diptych._threads import multiply, one_blas_thread
-from diptych.cca._canonical import SMALL, CanonicalModel, DeferredModels, filters_of, ranking_maps
-from diptych.cca._description import (
-    SHOWN_CORRELATIONS,
-    ModelDescription,
-    Spectrum,
-    describe_polish,
-    plain_params,
-)
-from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD
-from diptych.cca._fit import (
+from diptych._threads import one_blas_thread
+from diptych.cca._canonical import SMALL, ranking_maps
+from diptych.cca._description import ModelDescription, describe_model
+from diptych.cca._filters import SpectralFilter
+from diptych.cca._fit import Chosen, Fit, FitResult, Pairs, warn_of_ones
+from diptych.cca._frames import check_columns, find_names, label_vectors, name_components
+from diptych.cca._html import describe_fit
+from diptych.cca._models import Models
+from diptych.cca._moments import Moments, Precision
+from diptych.cca._polishing import carry_polishes
+from diptych.cca._prediction import map_back, prediction_maps, reconstruction_map
+from diptych.cca._projector import VIEWS, PartMaps, Projector, ViewKey
+from diptych.cca._saved import KIND, AWCCAConfig, pack_model, unpack_model
+from diptych.cca._settings import (
     ByTask,
-    Fit,
-    FitResult,
-    Pairs,
     Params,
+    Selection,
+    check_settings,
     params_by_task,
     params_of_filters,
-    polished_models,
     scale_params,
-    warn_of_ones,
-)
-from diptych.cca._fitted import FittedAWCCA, Selection, View, second_view
-from diptych.cca._moments import Moments, Precision
-from diptych.cca._prediction import (
-    exchange_views,
-    keeps_all,
-    reconstruction_map,
-    reduced_rank_maps,
-    ridge_maps,
 )
 from diptych.cca._spectra import Solver, Spectra, moments_from_spectra, spectra_from_moments
 from diptych.cca._streaming import (
@@ -70,28 +60,17 @@ from diptych.cca._streaming import (
     remove_checkpoint,
     sum_blocks,
 )
-from diptych.cca._weighting import Projection, Weighting, maps, normalize, powers
-from diptych.cca.selection._grids import check_grid, check_share, hold_out
+from diptych.cca._view_map import BlockUse, ViewMap
+from diptych.cca._weighting import Weighting, maps, normalize, powers
+from diptych.cca.selection._grids import hold_out
 from diptych.ranking import metric as ranking_metric
 from diptych.ranking import ranks
-
-SHOWN = 5
-"""Components in the table of correlations."""
 
 UNSEEN_SHARE = 0.2
 """Share of the rows of X that ``fit_unseen`` holds out."""
 
-# Colours are those of the notebook, so that light and dark ones are both readable.
-_STYLE = (
-    "<style>.diptych-fit{font-size:90%}.diptych-fit table{border-collapse:collapse;margin:.4em 0;"
-    "color:inherit;background:none;font-size:inherit}"
-    ".diptych-fit :is(th,td){padding:.15em .9em .15em 0;text-align:left;font-weight:normal;"
-    "border-bottom:1px solid rgba(128,128,128,.4);background:none}"
-    ".diptych-fit th{opacity:.75}</style>"
-)
 
-
-class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class AWCCA(BaseEstimator):  # type: ignore[misc]
     r"""Asymmetrically weighted, regularised canonical correlation analysis of two paired views.
 
     One model per task: ``"search"`` finds rows of X (images) for a row of Y (a caption), ``"annotate"`` finds
@@ -195,6 +174,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     takes_blocks = False
     learned_validation = False
+    _y_is_vector = False
 
     def __init__(
         self,
@@ -254,8 +234,8 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
             in scikit-learn. Either may be sparse (``scipy.sparse``) and is not made dense; it has at most
             20,000 columns, or, given as a whole, rows. Or, as X alone, an iterable of *blocks*, each ``(x,
             y)``, ``(x, y, pairing)``, ``(x, y, pairing, sample_weight)``, or an object whose ``load()``
-            returns that; each is read once. NaN and infinity are refused: fill
-            them in with an imputer (``sklearn.impute``), or leave those rows out of both views.
+            returns that; each is read once. NaN and infinity are refused: fill them in with an imputer
+            (``sklearn.impute``), or leave those rows out of both views.
         pairing
             Row j of y belongs to row ``pairing[j]`` of X; None pairs row with row.
         validation
@@ -277,16 +257,6 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
             File for the sum of the blocks: after an interruption, run the same fit again, and it resumes and
             ends with the same numbers. The file is removed after the fit. Blocks without a ``fingerprint``
             are trusted to be the same as before. Views that are decomposed as a whole use none.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> pairing = np.repeat(np.arange(50), 2)  # two rows of y for each row of X
-        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[pairing, :3], pairing)
-        >>> model.spectra_.count
-        100
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
@@ -300,7 +270,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 result = fit.fit_blocks(X, validation)
             else:
                 second = second_view(y)
-                names = _find_names(X, y)
+                names = find_names(X, y)
                 try:
                     result = fit.fit_views(X, second, pairing, validation, sample_weight)
                 except NotFiniteError:
@@ -308,9 +278,9 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     check_view(X, "X", sparse=True)
                     check_view(second, "Y", sparse=True)
                     raise
-            self._set_models(result, fit)
+            self._set_models(result, device)
             self._set_names(names)
-        warn_of_ones(filters_of(self.models_), self.spectra_)
+        warn_of_ones(self.models_.filters, self.spectra_)
         if checkpoint is not None:
             remove_checkpoint(checkpoint)
         return self
@@ -321,18 +291,69 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Fit, and return the vectors of X and of y for ``"search"``, as a pair.
 
         ``fit_params`` are further arguments of ``fit``.
-
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> x_vectors, y_vectors = AWCCA(params=(1.0, 1.0), n_components=2).fit_transform(x, x[:, :3])
-        >>> x_vectors.shape, y_vectors.shape
-        ((50, 2), (50, 2))
         """
         if y is None and are_blocks(X):
             raise InputError("fit_transform needs both views as arrays, not blocks; use fit, then transform.")
         vectors: tuple[Array, Array] = self.fit(X, y, pairing, **fit_params).transform(X, y)
         return vectors
+
+    @overload
+    def transform(
+        self, X: Array, y: None = None, *, task: Task = "search", device: str | None = None
+    ) -> Array: ...
+    @overload
+    def transform(
+        self, X: None = None, *, y: Array, task: Task = "search", device: str | None = None
+    ) -> Array: ...
+    @overload
+    def transform(
+        self, X: Array, y: Array, *, task: Task = "search", device: str | None = None
+    ) -> tuple[Array, Array]: ...
+    def transform(
+        self,
+        X: Array | None = None,
+        y: Array | None = None,
+        *,
+        task: Task = "search",
+        device: str | None = None,
+    ) -> Array | tuple[Array, Array]:
+        """Return the vectors of one view, or of both as a pair, for a task; cosine (or ℓ2) ranks them.
+
+        The arrays choose backend and precision. With a torch ``device``, rows are copied to it one block at a
+        time and the vectors are NumPy, so that a view may be larger than the memory of the device. After
+        ``set_output(transform="pandas")`` the vectors of each view are a data frame with the index of the
+        view.
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :3])
+        >>> model.transform(x).shape, model.transform(y=x[:5, :3]).shape
+        ((50, 3), (5, 3))
+        """
+        check_is_fitted(self)
+        task = check_task(task)
+        if X is None and y is None:
+            raise InputError("transform got neither X nor y; give at least one view.")
+        linear = maps(self.models_[task], self.weighting, task)
+        vectors = [
+            label_vectors(self, self._project(view, name, weights, device), view)
+            for view, name, weights in zip((X, y), VIEWS, linear, strict=True)
+            if view is not None
+        ]
+        return vectors[0] if len(vectors) == 1 else tuple(vectors)
+
+    def projector(self, task: str = "search") -> Projector:
+        """Return what turns features into the vectors of a task, without the estimator."""
+        check_is_fitted(self)
+        name = check_task(task)
+        linear = maps(fields_to_numpy(self.models_[name]), self.weighting, name)
+        x, y = (
+            map_arrays(part, lambda array: np.ascontiguousarray(to_numpy(array), np.float32))
+            for part in (self._view_map(view, weights) for view, weights in zip(VIEWS, linear, strict=True))
+        )
+        blocks: dict[ViewKey, dict[str, int]] = {"x": {"x": len(x.mean)}, "y": {"y": len(y.mean)}}
+        return Projector(name, (PartMaps("x × y", x, y),), blocks, euclidean=self.similarity == "l2")
 
     def predict(self, X: Array, *, task: Task = "search") -> Array:
         """Return what the model expects of y for rows of X.
@@ -354,22 +375,15 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         >>> bool(np.allclose(model.predict(x), Ridge(alpha=2.0).fit(x, y).predict(x)))
         True
         """
-        predicted = self._predict(X, "X", task)
+        predicted = self._predict(X, "x", task)
         return predicted[:, 0] if self._y_is_vector else predicted
 
     def predict_x(self, y: Array, *, task: Task = "annotate") -> Array:
         """Return what the model expects of X for rows of y; see ``predict``.
 
         ``"annotate"`` is the task whose γ_y is chosen so that what is expected of X finds X.
-
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> model = AWCCA(params=(0.0, 0.0)).fit(x, x[:, :2])
-        >>> bool(np.allclose(model.predict_x(x[:, :2])[:, :2], x[:, :2]))
-        True
         """
-        return self._predict(second_view(y), "Y", task)
+        return self._predict(y, "y", task)
 
     def inverse_transform(
         self, X: Array | None = None, y: Array | None = None, *, task: Task = "search"
@@ -388,7 +402,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         >>> bool(np.allclose(model.inverse_transform(model.transform(x)), x))
         True
         """
-        self._check_fitted()
+        check_is_fitted(self)
         if X is None and y is None:
             raise InputError("inverse_transform got neither X nor y; give the vectors of at least one view.")
         spectra = self._check_spectra("inverse_transform")
@@ -405,7 +419,7 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
                         f"the vectors of {name} have {checked.shape[1]} components, but those of this model "
                         f"{weights.shape[1]}; give what transform returns."
                     )
-                features.append(_apply(checked, reconstruction_map(s, v, weights), mean))
+                features.append(map_back(checked, reconstruction_map(s, v, weights), mean))
         if y is not None and self._y_is_vector:
             features[-1] = features[-1][:, 0]
         return features[0] if len(features) == 1 else (features[0], features[1])
@@ -424,64 +438,53 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         By default this is the estimator's ``metric`` of a task, or the mean of both tasks, with ranks
         negated. Another ``metric`` is measured in its place; ``"r2"`` is scikit-learn's R² of
         ``predict(X)``, the mean over the columns of y (by default with the filters of ``"search"``).
-
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :3])
-        >>> model.score(x, x[:, :3])
-        100.0
-        >>> model.score(x, x[:, :3], metric="r2") > 0.99
-        True
         """
-        self._check_fitted()
+        check_is_fitted(self)
         if metric == "r2":
             return self._score_prediction(X, y, pairing, "search" if task is None else check_task(task))
         chosen = ranking_metric(self.metric if metric is None else metric)
-        values = [
-            chosen(ranks(*self._embed(X, y, name), pairing, task=name, similarity=self.similarity))
-            for name in (TASKS if task is None else (check_task(task),))
-        ]
+        values = []
+        for name in TASKS if task is None else (check_task(task),):
+            x_map, y_map = self._ranking_maps(name)
+            u, v = self._project(X, "x", x_map), self._project(y, "y", y_map)
+            values.append(chosen(ranks(u, v, pairing, task=name, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
         """Return the names of the components of a search, for ``set_output`` and pipelines.
 
         ``input_features`` are compared with the names in ``fit``, as everywhere in scikit-learn.
-
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> AWCCA(params=(1.0, 1.0)).fit(x, x[:, :2]).get_feature_names_out()
-        array(['awcca0', 'awcca1'], dtype=object)
         """
-        self._check_fitted()
+        check_is_fitted(self)
         _check_feature_names_in(self, input_features, generate_names=False)
-        return _name_components(int(self.models_["search"].correlations.shape[0]))
+        return name_components(int(self.models_["search"].correlations.shape[0]))
+
+    def set_output(self, *, transform: str | None = None) -> AWCCA:
+        """Choose what ``transform`` returns: ``"pandas"``, ``"polars"`` or ``"default"``; None: as before.
+
+        scikit-learn's own wrapper of ``transform`` knows neither the index of the second view, nor that the
+        tasks may differ in dimension.
+        """
+        if transform is not None:
+            self._sklearn_output_config = {"transform": transform}
+        return self
 
     def fit_moments(self, moments: Moments, *, validation: tuple[Array, ...] | None = None) -> AWCCA:
         """Fit the ``Moments`` of normalised training pairs.
 
         ``validation`` is as in ``fit``, not normalised; it is needed unless ``params`` are given. With
         ``polish``, a model that is fitted already keeps its polish as in ``refit_moments``.
-
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> from diptych.cca import Moments
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> parts = Moments.of(x[:20], x[:20, :3]) + Moments.of(x[20:], x[20:, :3])
-        >>> AWCCA(params=(1.0, 1.0)).fit_moments(parts).predict(x).shape
-        (50, 3)
         """
         self.check_parameters()
-        polished = polished_models(getattr(self, "models_", {}))
         if self.polish and not hasattr(self, "models_"):
             raise InputError("polish=True learns from pairs, which moments do not contain; use fit().")
-        fit = Fit(self)
+        polished = self.models_.polished if hasattr(self, "models_") else {}
         with one_blas_thread(), progress_bar("fitting", self.verbose):
-            self._set_models(fit.fit_moments(moments, validation), fit, polished, moments)
+            result = Fit(self).fit_moments(moments, validation)
+            result.made.update(carry_polishes(polished, result.points, moments, self.weighting))
+            self._set_models(result)
             self._set_names({})
-        warn_of_ones(filters_of(self.models_), self.spectra_)
+        warn_of_ones(self.models_.filters, self.spectra_)
         return self
 
     def refit_moments(self, moments: Moments, count: float) -> AWCCA:
@@ -489,34 +492,25 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         γ is scaled by the number of pairs, k stays, and a guided γ is read from the new spectra. A polish is
         carried over to the new components, not learned again.
-
-        >>> import numpy as np
-        >>> from diptych import AWCCA
-        >>> from diptych.cca import Moments
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> first = Moments.of(x[:20], x[:20, :3])
-        >>> model = AWCCA(params=(1.0, 1.0)).fit_moments(first)
-        >>> more = model.refit_moments(first + Moments.of(x[20:], x[20:, :3]), count=20)
-        >>> more.models_["search"].filter_x
-        Tikhonov(gamma=2.5)
         """
-        self._check_fitted()
+        check_is_fitted(self)
         if self.filter == "guided" and self.params is None:
             params: ByTask = {task: self.path_.params(task) for task in TASKS}  # type: ignore[union-attr]
         elif self.filter == "guided":
             params = params_by_task(self.params)
         else:
-            fitted = params_of_filters(filters_of(self.models_))
+            fitted = params_of_filters(self.models_.filters)
             params = scale_params(fitted, self.filter, moments.total / count)
-        polished = polished_models(self.models_)
+        polished = self.models_.polished
         sizes = {
             task: int(self.models_[task].correlations.shape[0])
             if self.n_components is not None or task in polished
             else None
             for task in TASKS
         }
-        result = FitResult(spectra_from_moments(moments), params, sizes, self.path_)
-        self._set_models(result, Fit(self), polished, moments)
+        result = Fit(self).make_result(spectra_from_moments(moments), Chosen(params, sizes, self.path_))
+        result.made.update(carry_polishes(polished, result.points, moments, self.weighting))
+        self._set_models(result)
         return self
 
     def refit_copy(
@@ -526,13 +520,13 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         γ is scaled by the number of pairs; with ``validation`` pairs, everything is selected on them again.
         """
-        model, _ = self.split_moments()
+        model = copy.copy(self)
         if validation is not None:
             model.params = None
             model.fit_moments(moments, validation=validation)
         else:
             model.refit_moments(moments, total)
-        return model.split_moments()[0]
+        return model._drop_spectra()
 
     def fit_unseen(
         self, training: Pairs, validation: Pairs | None, *, fewest: int = 0, **options: Any
@@ -568,93 +562,94 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         These are None where the spectra are not at hand, or have no moments because a view is sparse.
         """
-        copied, moments = copy.copy(self), None
-        spectra = copied.__dict__.pop("spectra_", None)
+        spectra, moments = getattr(self, "spectra_", None), None
         if spectra is not None and spectra.is_dense:
             moments = fields_to_numpy(moments_from_spectra(spectra, self.precision))
+        return self._drop_spectra(), moments
+
+    def _drop_spectra(self) -> AWCCA:
+        """Return a copy in NumPy, with models that are made and without the spectra."""
+        copied = copy.copy(self)
+        copied.__dict__.pop("spectra_", None)
         # Both tasks often share one model.
         models = {id(model): fields_to_numpy(model) for model in self.models_.values()}
-        copied.models_ = {task: models[id(model)] for task, model in self.models_.items()}
+        copied.models_ = Models({task: models[id(model)] for task, model in self.models_.items()})
         copied.x_mean_, copied.y_mean_ = to_numpy(self.x_mean_), to_numpy(self.y_mean_)
-        return copied, moments
+        return copied
 
     def describe(self) -> ModelDescription:
         """Return what people want to know of the fitted model, as plain data."""
-        self._check_fitted()
-        models, path = self.models_, self.path_
+        check_is_fitted(self)
+        return describe_model(self)
 
-        def first(task: Task, name: str) -> list[float] | None:
-            values = getattr(models[task], name)
-            return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
+    def make_moments(self, X: Array, y: Array, pairing: Any = None) -> Moments:
+        """Return the moments of more pairs, as the model's are: of normalised features."""
+        x, y = normalize(X, self.normalize[0]), normalize(y, self.normalize[1])
+        return Moments.of(x, y, pairing, precision=self.precision)
 
-        polishes = {task: models[task].polish for task in TASKS}
-        epochs = {task: 0 if polish is None else polish.epochs for task, polish in polishes.items()}
-        names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-        polished = {f"{task} model": describe_polish(n) for task, n in epochs.items() if n}
-        kinds = ("correlations", "train_correlations", "validation_correlations")
-        weighting = self.weighting
-        if not isinstance(weighting, str):
-            weighting = float(weighting[0]), float(weighting[1])
-        if path is not None and path.grid.filter is not None:  # a function cannot be stored
-            path = replace(path, grid=replace(path.grid, filter=None))
-        return ModelDescription(
-            "AWCCA",
-            {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
-            {task: int(models[task].correlations.shape[0]) for task in TASKS},
-            plain_params({name: getattr(self, name) for name in names} | polished),
-            weighting,
-            epochs,
-            {task: {kind: first(task, kind) for kind in kinds} for task in TASKS},
-            {task: Spectrum.thin(to_numpy(models[task].correlations)) for task in TASKS},
-            metric=None if path is None else path.metric,
-            best={} if path is None else {task: path.best(task) for task in TASKS},
-            theory=None if path is not None or self.params is not None else self._theory(),
-            path=path,
+    def moment_widths(self) -> dict[str, int]:
+        """Return the numbers of columns of both views in the model's moments."""
+        return {"x": len(self.x_mean_), "y": len(self.y_mean_)}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically.
+
+        The spectra are written too, so that a loaded model predicts; not those of a large sparse view with
+        fewer rows than columns, which contain its rows.
+        """
+        check_is_fitted(self)
+        write_model_folder(folder, KIND, *pack_model(self, getattr(self, "spectra_", None)))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> AWCCA:
+        """Read what ``save`` wrote; nothing in the folder is executed."""
+        return cls.unpack(*read_model_folder(folder, KIND, AWCCAConfig))
+
+    def pack(self) -> tuple[AWCCAConfig, Tensors]:
+        """Return the fitted model, without its spectra, as a config and named arrays."""
+        check_is_fitted(self)
+        return pack_model(self)
+
+    @classmethod
+    def unpack(cls, config: AWCCAConfig, tensors: Tensors, source: Path) -> AWCCA:
+        """Return the model that ``pack`` packed; ``source`` is where the arrays were read, for messages."""
+        model = cls()
+        unpack_model(model, config, tensors, source)
+        return model
+
+    def _view_map(self, view: ViewKey, weights: Array) -> ViewMap:
+        """Return the map of a view: its normalisation and mean, and the given weights."""
+        how, mean = (self.normalize[0], self.x_mean_) if view == "x" else (self.normalize[1], self.y_mean_)
+        return ViewMap((BlockUse(view, how),), mean, weights)
+
+    def _project(self, rows: Any, view: ViewKey, weights: Array, device: str | None = None) -> Array:
+        """Return the vectors of one view, in its own backend and precision."""
+        rows = rows if view == "x" else second_view(rows)
+        check_columns(self, rows, view)
+        return self._view_map(view, weights).embed(rows, view.upper(), device)
+
+    def _ranking_maps(self, task: Task) -> tuple[Array, Array]:
+        """Return maps that rank as those of ``transform``; where they can, they need no decomposition."""
+        models = self.models_
+        asymmetric = self.weighting != "residual" and (
+            powers(self.weighting, task) == powers("asymmetric", task)
         )
+        if asymmetric and task in models.full and hasattr(self, "spectra_"):
+            return ranking_maps(self.spectra_, *models.filters[task], task)
+        return maps(models[task], self.weighting, task)
 
-    def _theory(self) -> str:
-        return self.selection if self.selection != "validation" else "ledoit-wolf"
-
-    def _embed(self, X: Array, Y: Array, task: Task) -> tuple[Array, Array]:
-        """Return vectors of both views that rank as those of ``transform``."""
-        models, y = self.models_, second_view(Y)
-        if not (
-            isinstance(models, DeferredModels)
-            and models.full[task]
-            and hasattr(self, "spectra_")
-            and self.weighting != "residual"
-            and powers(self.weighting, task) == powers("asymmetric", task)
-        ):
-            return self._embed_view(X, "X", task), self._embed_view(y, "Y", task)
-        self._check_columns(X, "X")
-        self._check_columns(y, "Y")
-        x_map, y_map = ranking_maps(self.spectra_, *models.filters[task], task)
-        for_x = Projection("X", self.normalize[0], self.x_mean_, x_map, None)
-        for_y = Projection("Y", self.normalize[1], self.y_mean_, y_map, None)
-        return for_x(X), for_y(y)
-
-    def _predict(self, view: Any, name: View, task: Task) -> Array:
+    def _predict(self, rows: Any, view: ViewKey, task: Task) -> Array:
         """Return the other view as it is expected for rows of ``view``."""
-        self._check_fitted()
-        task = check_task(task)
+        check_is_fitted(self)
         spectra = self._check_spectra("predict")
-        models, filters = self.models_, filters_of(self.models_)[task]
-        if name == "Y":
-            spectra, filters = exchange_views(spectra), filters[::-1]
-        if isinstance(models, DeferredModels) and models.full[task] and keeps_all(filters[1], spectra.s_y):
-            into, onto = ridge_maps(spectra, filters[0])
-        else:
-            model = models[task]
-            into, onto = reduced_rank_maps(spectra, model.x_weights if name == "X" else model.y_weights)
-        self._check_columns(view, name)
-        how = self.normalize[0 if name == "X" else 1]
-        return _apply(Projection(name, how, spectra.x_mean, into, None)(view), onto, spectra.y_mean)
+        into, onto, mean = prediction_maps(self.models_, spectra, view, check_task(task))
+        return map_back(self._project(rows, view, into), onto, mean)
 
     def _score_prediction(self, X: Any, y: Any, pairing: Any, task: Task) -> float:
-        from sklearn.metrics import r2_score
+        from sklearn.metrics import r2_score  # which takes long to import
 
-        self._check_columns(second := second_view(y), "Y")
-        predicted = self._predict(X, "X", task)
+        check_columns(self, second := second_view(y), "y")
+        predicted = self._predict(X, "x", task)
         if is_sparse(second):
             second = second.toarray()  # as large as the predictions
         expected = normalize(check_view(second, "Y", n_features=int(predicted.shape[1])), self.normalize[1])
@@ -664,35 +659,15 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _check_spectra(self, what: str) -> Spectra:
         if not hasattr(self, "spectra_"):
             raise InputError(
-                f"{what} needs the spectra of the training pairs, which the folder of a retriever and models "
-                "of older versions do not contain; fit the model again, or save it with AWCCA.save."
+                f"{what} needs the spectra of the training pairs, which the folder of a retriever does not "
+                "contain; fit the model again, or save it with AWCCA.save."
             )
         return self.spectra_
-
-    def _check_columns(self, view: Any, name: View) -> None:
-        check_matrix(view, name, sparse=True)
-        if name == "X":
-            validate_data(self, view, reset=False, skip_check_array=True)
-            return
-        names, fitted = _get_feature_names(view), getattr(self, "y_feature_names_in_", None)
-        if names is not None and fitted is not None and list(names) != list(fitted):
-            raise InputError(
-                f"y has the columns {_shorten(names)}, but {_shorten(fitted)} in fit; give the same columns "
-                "in the same order."
-            )
 
     def _set_names(self, names: Mapping[str, Any]) -> None:
         for name in ("feature_names_in_", "y_feature_names_in_", "_y_is_vector"):
             self.__dict__.pop(name, None)
         self.__dict__.update(names)
-
-    def _label_vectors(self, vectors: Array, view: Any) -> Any:
-        adapter = _get_container_adapter("transform", self)
-        if adapter is None:
-            return vectors
-        # A pair of vectors has two indices, and the tasks may differ in dimension: scikit-learn's own
-        # wrapper knows neither.
-        return adapter.create_container(to_numpy(vectors), view, columns=_name_components(vectors.shape[1]))
 
     def _html_repr(self) -> str:  # scikit-learn's hook for notebooks
         """Return a model as HTML, escaped and without scripts or addresses of its own.
@@ -701,12 +676,17 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         if not hasattr(self, "models_"):
             return str(estimator_html_repr(self))
-        shown, computed = copy.copy(self), _models_at_hand(self)
+        # A small model takes no noticeable time to make.
+        is_small = hasattr(self, "spectra_") and min(self.spectra_.t0.shape) <= SMALL
+        shown, computed = copy.copy(self), dict(self.models_ if is_small else self.models_.computed)
         if "search" not in computed:
             # The diagram lists the names of the components, and would count them by making the model.
             shown.__dict__.update(get_feature_names_out=None)
-        fit = _describe_fit(self, computed)
-        return f'{estimator_html_repr(shown)}{_STYLE}<div class="diptych-fit">{fit}</div>'
+        return f"{estimator_html_repr(shown)}{describe_fit(self, computed)}"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return whether there are models."""
+        return hasattr(self, "models_")
 
     def __sklearn_tags__(self) -> Tags:
         """Declare a required second view, which is a matrix."""
@@ -720,119 +700,18 @@ class AWCCA(FittedAWCCA, TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def check_parameters(self) -> None:
-        """Raise an error for wrong settings; ``fit`` calls this first.
+        """Raise an error for wrong settings; ``fit`` calls this first."""
+        check_settings(self)
 
-        >>> from diptych import AWCCA, InputError
-        >>> try:
-        ...     AWCCA(params=(-1.0, 1.0)).check_parameters()
-        ... except InputError as error:
-        ...     print(error)
-        γ=-1.0 is not a Tikhonov parameter; give a finite number, 0 or above.
-        """
-        self._check_parameters()
-        check_share(self.validation_fraction)
-        if self.params is None:
-            check_grid(self.grid)
-            return
-        pairs = params_by_task(self.params).values()
-        if isinstance(self.filter, str):
-            for value in (value for pair in pairs for value in pair):
-                Tikhonov(value) if self.filter == "tikhonov" else TruncatedSVD(value)
-
-    def _set_models(
-        self,
-        result: FitResult,
-        fit: Fit,
-        polished: Mapping[Task, CanonicalModel] | None = None,
-        moments: Moments | None = None,
-    ) -> None:
-        """Set what a fit found; the polish of models before is carried over to those of ``moments``."""
-        points, models = fit.make_points(result, polished or {}, moments)
-        spectra = result.spectra
-        if fit.device is not None:
+    def _set_models(self, result: FitResult, device: str | None = None) -> None:
+        """Set what a fit found."""
+        spectra, points, made = result.spectra, result.points, result.made
+        if device is not None:
             copies: dict[int, Any] = {}
             spectra = fields_to_numpy(spectra, copies)
             points = {task: fields_to_numpy(point, copies) for task, point in points.items()}
-            models = {task: fields_to_numpy(model) for task, model in models.items()}
+            made = {task: fields_to_numpy(model) for task, model in made.items()}
         self.path_, self.spectra_ = result.path, spectra
-        self.models_ = DeferredModels(points, models, fit.device)
+        self.models_ = Models(made, points, device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
-
-
-def _name_components(count: int) -> np.ndarray[Any, Any]:
-    return np.asarray([f"awcca{at}" for at in range(count)], dtype=object)
-
-
-def _apply(vectors: Array, matrix: Array, mean: Array) -> Array:
-    """Return rows times a matrix plus a mean, in the backend and precision of the rows."""
-    matrix, mean = (move_like(part, vectors, dtype=vectors.dtype) for part in (matrix, mean))
-    return multiply(vectors, matrix) + mean
-
-
-def _find_names(X: Any, y: Any) -> dict[str, Any]:
-    """Return the names of both views' features, and whether y has one axis, as attributes of the model."""
-    plain = not hasattr(y, "columns") and not hasattr(y, "ndim")
-    is_vector = getattr(np.asarray(y) if plain else y, "ndim", 2) == 1
-    y_names = _get_feature_names(y)
-    if is_vector and isinstance(getattr(y, "name", None), str):
-        y_names = np.asarray([y.name], dtype=object)
-    names = {"feature_names_in_": _get_feature_names(X), "y_feature_names_in_": y_names}
-    return {name: array for name, array in names.items() if array is not None} | {"_y_is_vector": is_vector}
-
-
-def _shorten(names: Sequence[str]) -> str:
-    listed = ", ".join(map(repr, names[:5]))
-    return listed if len(names) <= 5 else f"{listed} and {len(names) - 5:,} more"
-
-
-def _describe_fit(model: AWCCA, computed: dict[Any, CanonicalModel]) -> str:
-    sizes = f"X has {count(len(model.x_mean_), 'feature')}, Y {len(model.y_mean_):,}."
-    if (spectra := getattr(model, "spectra_", None)) is not None:
-        sizes = f"Fitted on {spectra.count:,} pairs. {sizes}"
-    path = model.path_
-    how = "Regularisation was given." if model.params is not None else f"Selection: {model.selection}."
-    if path is not None:
-        points = " × ".join(str(side) for side in path.grid.shape)
-        how = f"Regularisation was selected among {points} points by {path.metric} on {path.held_out}."
-    filters = filters_of(model.models_)
-    head = ["task", "filter of X", "filter of Y"] + ([] if path is None else [path.metric])
-    rows = [
-        [task, *map(str, filters[task])] + ([] if path is None else [f"{path.best(task):.1f}"])
-        for task in TASKS
-    ]
-    parts = [f"<p>{escape(sizes)} {escape(how)}</p>", _table(head, rows)]
-    shared = len(computed) == len(TASKS) and computed["search"] is computed["annotate"]
-    for task in TASKS[:1] if shared else [task for task in TASKS if task in computed]:
-        parts.append(_correlations("both tasks" if shared else task, computed[task]))
-    if not computed:
-        parts.append("<p>Correlations are computed when <code>models_</code> is first read.</p>")
-    return "".join(parts)
-
-
-def _models_at_hand(model: AWCCA) -> dict[Any, CanonicalModel]:
-    """Return the models that exist already, or that take no noticeable time."""
-    models = model.models_
-    if isinstance(models, DeferredModels) and min(model.spectra_.t0.shape) > SMALL:
-        return dict(models.computed)
-    return dict(models)
-
-
-def _correlations(title: str, model: CanonicalModel) -> str:
-    columns = {
-        "regularised": model.correlations,
-        "training pairs": model.train_correlations,
-        "validation pairs": model.validation_correlations,
-    }
-    measured = {name: to_numpy(values) for name, values in columns.items() if values is not None}
-    total = len(measured["regularised"])
-    rows = [
-        [str(k + 1), *(f"{values[k]:.3f}" for values in measured.values())] for k in range(min(SHOWN, total))
-    ]
-    words = f"Correlations, {title}" + (f" (the first {SHOWN} of {total:,})" if total > SHOWN else "")
-    return f"<p>{escape(words)}:</p>" + _table(["component", *measured], rows)
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{body}</table>"

@@ -1,38 +1,24 @@
-"""Björck-Golub canonical correlation analysis, plain and regularised (Algorithm 1, Theorem 1).
-
-A fit chooses points; the model of a point is made, which takes a decomposition, when it is first read.
-"""
+"""Björck-Golub canonical correlation analysis, plain and regularised (Algorithm 1, Theorem 1)."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from array_api_compat import is_numpy_array
 
 from diptych._arrays import (
     Array,
-    count_groups,
     eigh_descending,
-    fields_to_numpy,
-    group_sum,
-    is_sparse,
-    map_arrays,
-    move_like,
     namespace,
     svd,
 )
-from diptych._checks import TASKS, InputError, Task
-from diptych._devices import copy_to_device
+from diptych._checks import InputError, Task
 from diptych._threads import map_lapack, multiply, multiply_transposed
-from diptych.cca._filters import AnyFilter, Filters, TruncatedSVD
-from diptych.cca._moments import Moments
+from diptych.cca._filters import AnyFilter, TruncatedSVD
 from diptych.cca._polish import Polish
 from diptych.cca._spectra import Spectra
-from diptych.cca._weighting import project
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,168 +301,3 @@ def regularized_cca(
     return CanonicalModel(
         xp.minimum(sigma, ones), x_weights * signs, y_weights * signs, filter_x, filter_y, train
     )
-
-
-@dataclass(frozen=True, eq=False)
-class ValidationPairs:
-    """Normalised pairs that measure a model, or only their moments where those take less memory."""
-
-    x: Array | None = None
-    y: Array | None = None
-    pairing: Array | None = None
-    moments: Moments | None = None
-
-    @classmethod
-    def of(cls, x: Array, y: Array, pairing: Array) -> ValidationPairs:
-        """Return the moments of pairs, or a copy of the pairs, which the caller may change later."""
-        (n_x, m_x), (n_y, m_y) = x.shape, y.shape
-        if n_x * m_x + n_y * m_y > m_x * m_x + m_x * m_y + m_y * m_y:
-            return cls(moments=Moments.of(x, y, pairing))
-        xp = namespace(x, y)
-        return cls(*(a.copy() if is_sparse(a) else xp.asarray(a, copy=True) for a in (x, y, pairing)))
-
-    def correlate(self, model: CanonicalModel, spectra: Spectra) -> Array:
-        """Return the correlation of each pair of variates of a model, which has these spectra.
-
-        It is 0 where a variate is constant.
-        """
-        if self.moments is not None:
-            xx, yy, xy = self.moments.xx, self.moments.yy, self.moments.xy
-            xp = namespace(xy)
-            u, v = (move_like(view, xy, dtype=xp.float64) for view in (model.x_weights, model.y_weights))
-            products = xp.sum(u * (xy @ v), axis=0)
-            squares = xp.sum(u * (xx @ u), axis=0) * xp.sum(v * (yy @ v), axis=0)
-            lengths = xp.sqrt(xp.clip(squares, 0.0, None))
-        else:
-            x, y, pairing = (cast(Array, part) for part in (self.x, self.y, self.pairing))
-            xp, n_x = namespace(x, y), int(x.shape[0])
-            counts = xp.astype(count_groups(pairing, n_x), x.dtype)
-            u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
-            u, v = u - (counts @ u) / y.shape[0], v - xp.mean(v, axis=0)
-            products = xp.sum(u * xp.astype(group_sum(v, pairing, n_x), u.dtype, copy=False), axis=0)
-            lengths = xp.sqrt(counts @ (u * u)) * xp.linalg.vector_norm(v, axis=0)
-        safe = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
-        return xp.clip(xp.where(lengths > 0, products / safe, 0.0), -1.0, 1.0)
-
-
-@dataclass(frozen=True, eq=False)
-class ChosenPoint:
-    """What a model is made from: spectra, the filters of both views, and its dimension (None: all).
-
-    ``validation`` are pairs that measure its ``validation_correlations``. If they are among the pairs of
-    ``spectra``, ``unseen`` is the point of the pairs without them.
-    """
-
-    spectra: Spectra
-    filters: Filters
-    dimension: int | None = None
-    validation: ValidationPairs | None = None
-    unseen: ChosenPoint | None = None
-
-    def check(self) -> None:
-        """Raise the errors of ``make`` that need no decomposition."""
-        check_components(self.spectra, *self.filters, self.dimension)
-        check_correlated(self.spectra, *self.filters)
-
-    def make(self, most: int | None = None) -> CanonicalModel:
-        """Return the model, of at most so many components."""
-        limits = [limit for limit in (most, self.dimension) if limit is not None]
-        size = min(*limits, check_components(self.spectra, *self.filters, None)) if limits else None
-        model = regularized_cca(self.spectra, *self.filters, size)
-        if self.validation is None:
-            return model
-        measured, spectra = model, self.spectra
-        if self.unseen is not None:
-            measured, spectra = self.unseen.make(int(model.correlations.shape[0])), self.unseen.spectra
-        return replace(model, validation_correlations=self.validation.correlate(measured, spectra))
-
-
-def filters_of(models: Mapping[Task, CanonicalModel]) -> dict[Task, Filters]:
-    """Return the filters of the models of both tasks, without making a model for that."""
-    if isinstance(models, DeferredModels):
-        return models.filters
-    return {task: (model.filter_x, model.filter_y) for task, model in models.items()}
-
-
-class DeferredModels(Mapping[Task, CanonicalModel]):
-    """The models of both tasks, each made from its ``ChosenPoint`` when it is first read, and then kept.
-
-    Fitting, selecting and scoring need no decomposition of T (see ``ranking_maps``); correlations, canonical
-    weights and vectors do. ``computed`` are models that exist already. With a torch ``device``, the
-    decomposition is computed there; the arrays before and after it are NumPy. A pickled copy computes with
-    NumPy.
-    """
-
-    def __init__(
-        self,
-        points: Mapping[Task, ChosenPoint],
-        computed: Mapping[Task, CanonicalModel] | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.computed: dict[Task, CanonicalModel] = dict(computed or {})
-        self.filters = {task: points[task].filters for task in TASKS}
-        self.full = {task: points[task].dimension is None and task not in self.computed for task in TASKS}
-        self._points = {task: points[task] for task in TASKS if task not in self.computed}
-        self._device = device
-        self._lock = threading.Lock()
-
-    def __getitem__(self, task: Task) -> CanonicalModel:
-        """Return the model of a task."""
-        if task not in self.computed and task in self.filters:
-            self._make([task])
-        return self.computed[task]
-
-    def __iter__(self) -> Iterator[Task]:
-        """Iterate over the tasks."""
-        return iter(TASKS)
-
-    def __contains__(self, task: object) -> bool:
-        """Return whether this is a task; its model is not made for that."""
-        return task in TASKS
-
-    def __len__(self) -> int:
-        """Return the number of tasks."""
-        return len(TASKS)
-
-    def items(self) -> ItemsView[Task, CanonicalModel]:
-        """Return the tasks with their models, made side by side."""
-        self._make(TASKS)
-        return super().items()
-
-    def values(self) -> ValuesView[CanonicalModel]:
-        """Return the models, made side by side."""
-        self._make(TASKS)
-        return super().values()
-
-    def _make(self, tasks: Iterable[Task]) -> None:
-        with self._lock:
-            # Both tasks often share one point, and then one model.
-            points = {id(point): point for task in tasks if (point := self._points.get(task)) is not None}
-            if not points:
-                return
-            if self._device is None:
-                like = next(iter(points.values())).spectra.t0
-                models = map_lapack(ChosenPoint.make, list(points.values()), like)
-            else:
-                models = [_make_on_device(point, self._device) for point in points.values()]
-            by_point = dict(zip(points, models, strict=True))
-            for task in [task for task, point in self._points.items() if id(point) in by_point]:
-                self.computed[task] = by_point[id(self._points.pop(task))]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the lock, and the device, which another process may not have."""
-        with self._lock:
-            computed, points = dict(self.computed), dict(self._points)
-        return {**vars(self), "computed": computed, "_points": points, "_device": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled copy."""
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
-
-
-def _make_on_device(point: ChosenPoint, device: str) -> CanonicalModel:
-    def copy(array: Array) -> Array:
-        return copy_to_device(array, device) if is_numpy_array(array) else array
-
-    return fields_to_numpy(map_arrays(point, copy).make())

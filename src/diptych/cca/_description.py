@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from diptych._arrays import to_numpy
 from diptych._checks import TASKS, InputError, Task
 from diptych._persistence import Schema
+from diptych.cca._polish import epochs_of
 from diptych.cca.selection._grids import Path
+
+if TYPE_CHECKING:
+    from diptych.cca._awcca import AWCCA
 
 SHOWN_CORRELATIONS = 5
 SPECTRUM_POINTS = 512
@@ -77,8 +83,8 @@ class ModelDescription(Schema, frozen=True):
     theory: str | None = None
     path: Path | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what lacks a task."""
+    def check(self) -> ModelDescription:
+        """Return it, or refuse what lacks a task. A search does not read it, so loading does not check it."""
         by_task = (self.filters, self.components, self.epochs, self.correlations, self.spectrum, self.parts)
         if not self.filters or any(
             part and set(part) != set(TASKS) for part in (*by_task, self.corrections, self.best)
@@ -87,6 +93,7 @@ class ModelDescription(Schema, frozen=True):
         if self.spectrum and any(len(pair) != 2 for pair in self.filters.values()):
             raise InputError("the description of the model lacks the filter of a view")
         check_path(self.path)
+        return self
 
     @property
     def title(self) -> str:
@@ -95,6 +102,40 @@ class ModelDescription(Schema, frozen=True):
             return f"{self.kind}, preset {self.params['preset']}"
         filters = (f"{task} {' and '.join(self.filters[task])}" for task in TASKS)
         return f"{self.kind}, {', '.join(filters)}"
+
+
+def describe_model(model: AWCCA) -> ModelDescription:
+    """Return what people want to know of a fitted ``AWCCA``."""
+    models, path = model.models_, without_filter(model.path_)
+
+    def first(task: Task, name: str) -> list[float] | None:
+        values = getattr(models[task], name)
+        return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
+
+    epochs = {task: epochs_of(models[task].polish) for task in TASKS}
+    names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
+    polished = {f"{task} model": describe_polish(n) for task, n in epochs.items() if n}
+    kinds = ("correlations", "train_correlations", "validation_correlations")
+    weighting = model.weighting
+    if not isinstance(weighting, str):
+        weighting = float(weighting[0]), float(weighting[1])
+    theory = None
+    if path is None and model.params is None:
+        theory = "ledoit-wolf" if model.selection == "validation" else model.selection
+    return ModelDescription(
+        "AWCCA",
+        {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
+        {task: int(models[task].correlations.shape[0]) for task in TASKS},
+        plain_params({name: getattr(model, name) for name in names} | polished),
+        weighting,
+        epochs,
+        {task: {kind: first(task, kind) for kind in kinds} for task in TASKS},
+        {task: Spectrum.thin(to_numpy(models[task].correlations)) for task in TASKS},
+        metric=None if path is None else path.metric,
+        best={} if path is None else {task: path.best(task) for task in TASKS},
+        theory=theory,
+        path=path,
+    )
 
 
 def describe_polish(epochs: int) -> str:
@@ -117,6 +158,13 @@ def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
         return value.item() if isinstance(value, np.generic) else getattr(value, "__name__", str(value))
 
     return {name: plain(value) for name, value in params.items()}
+
+
+def without_filter(path: Path | None) -> Path | None:
+    """Return a path as it is stored: without the function of a custom filter."""
+    if path is None or path.grid.filter is None:
+        return path
+    return replace(path, grid=replace(path.grid, filter=None))
 
 
 def check_path(path: Path | None) -> None:

@@ -6,11 +6,11 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, is_sparse, move_like, namespace, to_numpy
+from diptych._arrays import Array, is_sparse, namespace, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -27,50 +27,38 @@ from diptych._devices import copy_to_device
 from diptych._progress import progress_bar
 from diptych.cca._canonical import (
     CanonicalModel,
-    ChosenPoint,
-    DeferredModels,
-    ValidationPairs,
     forced_ones,
-    keep_components,
-    ranking_maps,
     regularized_cca,
 )
 from diptych.cca._filters import (
-    AnyFilter,
-    CustomFilter,
     Filters,
-    Tikhonov,
     custom_filter,
     make_filters,
     shrinkage_gammas,
 )
-from diptych.cca._fitted import Selection
+from diptych.cca._models import ChosenPoint, ValidationPairs
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
-from diptych.cca._polish import (
-    COMPONENTS,
-    EPOCHS,
-    Polish,
-    carry_polish,
-    choose_epochs,
-    polish_for,
-    polish_vectors,
-    sample_pairs,
+from diptych.cca._polishing import Training, polish_point
+from diptych.cca._settings import ByTask, Selection, params_by_task, scale_params
+from diptych.cca._spectra import (
+    Spectra,
+    check_some_weight,
+    resolve_solver,
+    spectra,
+    spectra_from_moments,
 )
-from diptych.cca._spectra import Spectra, check_some_weight, resolve_solver, spectra, spectra_from_moments
 from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, PairBlock, Preparation, sum_blocks
-from diptych.cca._weighting import maps, normalize, project
+from diptych.cca._weighting import normalize
 from diptych.cca.selection._grids import Kind, Path, hold_out, holdout_size, make_grid
 from diptych.cca.selection._leave_one_out import left_out
 from diptych.cca.selection._path import leave_one_out_path, regularization_path
 from diptych.cca.selection._problem import check_validation, check_widths, make_problem
 from diptych.cca.selection._textbook import best_dimension
-from diptych.ranking import metric, ranks
+from diptych.ranking import metric
 
 if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
 
-ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
-Params: TypeAlias = tuple[float, float] | Mapping[Task, tuple[float, float]]
 Dimensions: TypeAlias = dict[Task, int | None]
 Pairs: TypeAlias = tuple[Array, Array, Array]
 
@@ -78,62 +66,22 @@ FEW = 20
 """With fewer rows of X than this, there may be too few to hold some out."""
 
 
-def params_by_task(params: Any) -> ByTask:
-    """Return ``AWCCA(params=…)``, one pair or one pair for each task, as one pair for each task."""
-    pairs = params if isinstance(params, Mapping) else dict.fromkeys(TASKS, params)
-    if set(pairs) != set(TASKS):
-        raise InputError(f"params has the keys {sorted(map(str, pairs))}; expected 'search' and 'annotate'.")
-    for pair in pairs.values():
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InputError(f"params={pair!r} is not a pair; give (p_x, p_y), or one such pair per task.")
-    return {task: tuple(pairs[task]) for task in TASKS}
+class Chosen(NamedTuple):
+    """The parameters and dimension of each task, and the path that chose them, if one did."""
 
-
-def scale_params(params: ByTask, filter: Any, factor: float) -> ByTask:
-    """Return ``params`` for ``factor`` times as many pairs: γ is in units of a sum over pairs, k is not."""
-    custom = custom_filter(filter)
-    if not (filter == "tikhonov" if custom is None else custom.per_pair):
-        return params
-    return {task: (params[task][0] * factor, params[task][1] * factor) for task in TASKS}
-
-
-def params_of_filters(filters: Mapping[Task, Filters]) -> ByTask:
-    """Return the parameters of the filters of each task."""
-
-    def value(filter: AnyFilter) -> float:
-        if isinstance(filter, CustomFilter):
-            return filter.parameter
-        return filter.gamma if isinstance(filter, Tikhonov) else filter.k
-
-    return {task: (value(filters[task][0]), value(filters[task][1])) for task in TASKS}
-
-
-@dataclass(frozen=True, eq=False)
-class Training:
-    """The pairs to polish with, and the rows of Y that are not held out; None: all of them."""
-
-    x: Any
-    y: Any
-    pairing: Array
-    normalized: bool
-    y_rows: Array | None = None
+    params: ByTask
+    dimensions: Dimensions
+    path: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """Spectra, parameters and dimensions of the models to make; the path and the pairs that chose them.
-
-    If the models are made of the ``validation`` pairs too, ``unseen`` is the result without those. Without
-    ``training`` nothing is polished.
-    """
+    """What the models are made from: spectra and a point for each task; and those that are made already."""
 
     spectra: Spectra
-    params: ByTask
-    dimensions: Dimensions
-    path: Path | None = None
-    validation: Pairs | None = None
-    unseen: FitResult | None = None
-    training: Training | None = None
+    path: Path | None
+    points: dict[Task, ChosenPoint]
+    made: dict[Task, CanonicalModel]
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,15 +152,28 @@ class Fit:
         if substitute is not None:
             whole = self._decompose(x, y, pairing, weights)
             params, path = self._select_without_validation(whole, x, y, pairing, weights, substitute)
-            return FitResult(whole, params, self._fixed_dimensions(), path)
-        training = Training(x, y, pairing, in_memory) if settings.polish else None
+            return self.make_result(whole, Chosen(params, self._fixed_dimensions(), path))
+        how = ("none", "none") if in_memory else (str(settings.normalize[0]), str(settings.normalize[1]))
+        training = Training(x, y, pairing, how) if settings.polish else None
         if not self._selects() or validation is not None:
             if in_memory:
-                result = self._select(self._decompose(x, y, pairing, weights), validation)
+                whole = self._decompose(x, y, pairing, weights)
             else:
-                moments = self._sum(self._blocks(x, y, pairing, weights))
-                result = self._select(self._spectra(moments), validation)
-            return replace(result, training=training)
+                whole = self._spectra(self._sum(self._blocks(x, y, pairing, weights)))
+            return self._select(whole, validation, training)
+        return self._select_on_held_out(x, y, pairing, weights, in_memory, training)
+
+    def _select_on_held_out(
+        self,
+        x: Array,
+        y: Array,
+        pairing: Array,
+        weights: Array | None,
+        in_memory: bool,
+        training: Training | None,
+    ) -> FitResult:
+        """Select on a share of the pairs that is held out; the models are then fitted on all."""
+        settings = self.settings
         train, held = hold_out(pairing, x.shape[0], settings.validation_fraction, settings.random_state)
         pairs = x[held.x, :], y[held.y, :], held.pairing
         kept, left = (None if weights is None else weights[rows.y] for rows in (train, held))
@@ -225,146 +186,68 @@ class Fit:
             part = self._spectra(moments)
             rest = Moments.of(*pairs, precision=settings.precision, sample_weight=left)
             whole = self._spectra(moments + rest)
-        result = self._select_and_refit(part, pairs, whole, int(x.shape[0]))
-        return replace(result, training=training and replace(training, y_rows=train.y))
-
-    def choose_points(self, result: FitResult) -> dict[Task, ChosenPoint]:
-        """Return what the models are made from; both tasks share one point where they chose the same."""
-        validation = None if result.validation is None else ValidationPairs.of(*result.validation)
-        points: dict[tuple[Any, ...], ChosenPoint] = {}
-        chosen = {task: (result.params[task], result.dimensions[task]) for task in TASKS}
-        for task in TASKS:
-            if chosen[task] not in points:
-                unseen = None if result.unseen is None else self._point(result.unseen, task)
-                point = replace(self._point(result, task), validation=validation, unseen=unseen)
-                point.check()
-                points[chosen[task]] = point
-        return {task: points[chosen[task]] for task in TASKS}
-
-    def make_points(
-        self, result: FitResult, polished: Mapping[Task, CanonicalModel], moments: Moments | None = None
-    ) -> tuple[dict[Task, ChosenPoint], dict[Task, CanonicalModel]]:
-        """Return what the models are made from, and the models that are polished.
-
-        The polish of the ``polished`` ones, fitted before, is carried over to the models of ``moments``.
-        """
-        points, models = self.choose_points(result), {}
-        for task, point in points.items():
-            if task in polished:
-                models[task] = self._carry_polish(polished[task], point, moments, task)
-            elif (model := self.polish_point(result, point, task)) is not None:
-                models[task] = model
-        return points, models
-
-    def _carry_polish(
-        self, previous: CanonicalModel, point: ChosenPoint, moments: Moments | None, task: Task
-    ) -> CanonicalModel:
-        assert moments is not None
-        assert previous.polish is not None
-        model = point.make(int(previous.correlations.shape[0]))
-        plain = (replace(one, polish=None) for one in (model, previous))
-        pair = (maps(one, self.settings.weighting, task) for one in plain)
-        return replace(model, polish=carry_polish(previous.polish, moments, *pair))
-
-    def _point(self, result: FitResult, task: Task) -> ChosenPoint:
-        spectra = result.spectra
-        filters = make_filters(self.settings.filter, result.params[task], spectra.s_x, spectra.s_y)
-        return ChosenPoint(spectra, filters, result.dimensions[task])
-
-    def polish_point(self, result: FitResult, point: ChosenPoint, task: Task) -> CanonicalModel | None:
-        """Return the model of a task with the polish that is best on validation pairs; None if none helps.
-
-        It is chosen with the model that has not seen those. If that of ``point`` has, it is polished for as
-        many epochs as are best for the other.
-        """
-        settings, training = self.settings, result.training
-        if training is None or result.validation is None:
-            return None
-        unseen = point.unseen or replace(point, validation=None)
-        spectra, (x, y, pairing) = unseen.spectra, result.validation
-        by = metric(settings.metric)
-
-        def value(x_map: Array, y_map: Array) -> float:
-            vectors = project(x, spectra.x_mean, x_map), project(y, spectra.y_mean, y_map)
-            return by.signed(by(ranks(*vectors, pairing, task=task)))
-
-        if settings.weighting == "asymmetric" and point.dimension is None:
-            least = value(*ranking_maps(spectra, *unseen.filters, task))
-            leading = unseen.make(COMPONENTS)
-        else:
-            whole = unseen.make()
-            least, leading = value(*maps(whole, settings.weighting, task)), keep_components(whole, COMPONENTS)
-        vectors = self._embed(training, training.y_rows, spectra, leading, task)
-        with progress_bar(f"polishing for {task}") as progress:
-
-            def try_epoch(polish: Polish) -> float:
-                progress(polish.epochs / EPOCHS)
-                return value(*maps(replace(leading, polish=polish), settings.weighting, task))
-
-            epochs = polish_vectors(*vectors, settings.random_state)
-            best = choose_epochs(epochs, try_epoch, least)
-            progress(1.0)
-            if best is None:
-                return None
-            model = point.make(COMPONENTS)
-            if point.unseen is not None:
-                vectors = self._embed(training, None, result.spectra, model, task)
-                best = polish_for(*vectors, best.epochs, settings.random_state)
-        return replace(model, polish=best)
-
-    def _embed(
-        self, training: Training, y_rows: Array | None, spectra: Spectra, model: CanonicalModel, task: Task
-    ) -> Pairs:
-        """Return float32 vectors of training pairs, of all or of a sample if they are very many."""
-        pairing = training.pairing if y_rows is None else training.pairing[y_rows]
-        if (sample := sample_pairs(pairing, self.settings.random_state)) is not None:
-            y_rows = sample if y_rows is None else y_rows[sample]
-            pairing = pairing[sample]
-        x_rows, pairing = np.unique(to_numpy(pairing), return_inverse=True)
-        rows = x_rows, None if y_rows is None else to_numpy(y_rows)
-        how = ("none", "none") if training.normalized else self.settings.normalize
-        x_map, y_map = maps(model, self.settings.weighting, task)
-        x = self._project(training.x, rows[0], str(how[0]), spectra.x_mean, x_map)
-        y = self._project(training.y, rows[1], str(how[1]), spectra.y_mean, y_map)
-        return x, y, move_like(pairing, x)
-
-    def _project(self, view: Any, rows: Any, how: str, mean: Array, weights: Array) -> Array:
-        xp, parts = namespace(weights), []
-        rows = np.arange(view.shape[0]) if rows is None else rows
-        step = max(1, DEVICE_BLOCK_BYTES // (8 * int(view.shape[1])))
-        for start in range(0, len(rows), step):
-            block = view[move_like(rows[start : start + step], view), :]
-            block = block if self.device is None else copy_to_device(block, self.device)
-            features = xp.astype(check_matrix(block, "a view"), xp.float32, copy=False)
-            parts.append(project(normalize(features, how), mean, weights))
-        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
-
-    def _select_and_refit(self, part: Spectra, held: Pairs, whole: Spectra, n_x: int) -> FitResult:
-        """Select on held-out pairs; return the result for all pairs, with γ scaled by their number."""
-        chosen = self._select_on(part, held)
-        params = chosen.params
+        chosen = unseen = self._choose(part, pairs)
         if chosen.path is not None:
             chosen.path.held_out = (
-                f"{int(held[0].shape[0])} of {n_x} rows of X with their rows of Y "
-                f"(random_state={self.settings.random_state}); the model was refitted on all"
+                f"{int(held.x.shape[0])} of {int(x.shape[0])} rows of X with their rows of Y "
+                f"(random_state={settings.random_state}); the model was refitted on all"
             )
-            params = scale_params(params, self.settings.filter, whole.total / part.total)
-        return replace(chosen, spectra=whole, params=params, unseen=chosen)
+            scaled = scale_params(chosen.params, settings.filter, whole.total / part.total)
+            chosen = chosen._replace(params=scaled)
+        training = training and replace(training, y_rows=train.y)
+        return self.make_result(whole, chosen, pairs, (part, unseen), training)
 
-    def _select(self, spectra: Spectra, validation: tuple[Any, ...] | None) -> FitResult:
-        """Select what the settings leave open, on the given validation pairs."""
+    def make_result(
+        self,
+        spectra: Spectra,
+        chosen: Chosen,
+        validation: Pairs | None = None,
+        unseen: tuple[Spectra, Chosen] | None = None,
+        training: Training | None = None,
+    ) -> FitResult:
+        """Return the points of both tasks, one for both if they chose the same, and models that are polished.
+
+        If ``validation`` pairs are among those of the spectra, ``unseen`` is what was chosen without them.
+        Without ``training`` pairs nothing is polished.
+        """
+        kept = None if validation is None else ValidationPairs.of(*validation)
+        shared: dict[tuple[Any, ...], ChosenPoint] = {}
+        points: dict[Task, ChosenPoint] = {}
+        for task in TASKS:
+            choice = chosen.params[task], chosen.dimensions[task]
+            if choice not in shared:
+                before = None if unseen is None else self._make_point(*unseen, task)
+                shared[choice] = self._make_point(spectra, chosen, task, kept, before)
+                shared[choice].check()
+            points[task] = shared[choice]
+        made: dict[Task, CanonicalModel] = {}
+        if training is not None and validation is not None:
+            for task, point in points.items():
+                model = polish_point(point, task, self.settings, training, validation, self.device)
+                if model is not None:
+                    made[task] = model
+        return FitResult(spectra, chosen.path, points, made)
+
+    def _make_point(self, spectra: Spectra, chosen: Chosen, task: Task, *pairs: Any) -> ChosenPoint:
+        filters = make_filters(self.settings.filter, chosen.params[task], spectra.s_x, spectra.s_y)
+        return ChosenPoint(spectra, filters, chosen.dimensions[task], *pairs)
+
+    def _select(
+        self, spectra: Spectra, validation: tuple[Any, ...] | None, training: Training | None = None
+    ) -> FitResult:
+        """Return the models of these spectra; what the settings leave open is chosen on validation pairs."""
         pairs = None
         if validation is not None:
             pairs = self._prepare(check_validation(validation))
             check_widths(spectra, *pairs[:2])
-        if self._selects():
-            assert pairs is not None
-            return self._select_on(spectra, pairs)
-        params = params_by_task(self.settings.params)
-        return FitResult(spectra, params, self._fixed_dimensions(), None, pairs)
+        if not self._selects():
+            chosen = Chosen(params_by_task(self.settings.params), self._fixed_dimensions())
+            return self.make_result(spectra, chosen, pairs)
+        assert pairs is not None
+        return self.make_result(spectra, self._choose(spectra, pairs), pairs, training=training)
 
-    def _select_on(self, spectra: Spectra, validation: Pairs) -> FitResult:
-        """Select parameters (Algorithms 2 to 4) and dimensions, unless they are given."""
+    def _choose(self, spectra: Spectra, validation: Pairs) -> Chosen:
+        """Choose parameters (Algorithms 2 to 4) and dimensions, unless they are given."""
         settings = self.settings
         problem = make_problem(spectra, validation, settings.similarity)
         by = metric(settings.metric)
@@ -392,7 +275,7 @@ class Fit:
                 filters = make_filters(settings.filter, params[task], spectra.s_x, spectra.s_y)
                 model = regularized_cca(spectra, *filters)
                 dimensions[task] = best_dimension(problem, spectra, model, settings.weighting, task, by)
-        return FitResult(spectra, params, dimensions, path, validation)
+        return Chosen(params, dimensions, path)
 
     def _substitute(self, pairing: Array, validation: tuple[Any, ...] | None) -> Selection | None:
         """Return the selection that replaces validation pairs; None if there are some or none are needed."""
@@ -517,12 +400,6 @@ class Fit:
     def _check_solver(self, source: str) -> None:
         if self.settings.solver == "svd":
             raise InputError(f"solver='svd' needs both views in memory, not {source}; give solver='gram'.")
-
-
-def polished_models(models: Mapping[Task, CanonicalModel]) -> dict[Task, CanonicalModel]:
-    """Return the models that are polished; a polished one has been made already."""
-    computed = models.computed if isinstance(models, DeferredModels) else models
-    return {task: model for task, model in computed.items() if model.polish is not None}
 
 
 def warn_of_ones(filters: Mapping[Task, Filters], spectra: Spectra) -> None:

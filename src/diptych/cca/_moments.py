@@ -189,18 +189,6 @@ class Moments:
             xy=self.xy[rows, :][:, columns],
         )
 
-    def scale(self, x: Sequence[float], y: Sequence[float]) -> Moments:
-        """Return the moments of views whose columns are multiplied by ``x`` and ``y``."""
-        x_scale, y_scale = (move_like(np.asarray(values, dtype=np.float64), self.xx) for values in (x, y))
-        return replace(
-            self,
-            x_mean=self.x_mean * x_scale,
-            y_mean=self.y_mean * y_scale,
-            xx=self.xx * x_scale[:, None] * x_scale,
-            yy=self.yy * y_scale[:, None] * y_scale,
-            xy=self.xy * x_scale[:, None] * y_scale,
-        )
-
     def _arrays(self) -> dict[str, Array]:
         return {name: getattr(self, name) for name in ("x_mean", "y_mean", "xx", "yy", "xy")}
 

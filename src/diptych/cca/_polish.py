@@ -55,6 +55,11 @@ class Polish:
     epochs: int
 
 
+def epochs_of(polish: Polish | None) -> int:
+    """Return the epochs of a polish; 0 if there is none."""
+    return 0 if polish is None else polish.epochs
+
+
 def contrast(
     x: Array, y: Array, x_rows: Array, temperature: float = TEMPERATURE
 ) -> tuple[float, Array, Array]:

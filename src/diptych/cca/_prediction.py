@@ -7,10 +7,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from diptych._arrays import Array, namespace, svd
+from diptych._arrays import Array, move_like, namespace, svd
+from diptych._checks import Task
 from diptych._threads import map_lapack, multiply
 from diptych.cca._filters import AnyFilter
+from diptych.cca._models import Models
+from diptych.cca._projector import ViewKey
 from diptych.cca._spectra import Spectra
+
+
+def prediction_maps(
+    models: Models, spectra: Spectra, view: ViewKey, task: Task
+) -> tuple[Array, Array, Array]:
+    """Return A and B of the regression of the other view on ``view``, and the mean of the other view."""
+    filters = models.filters[task]
+    if view == "y":
+        spectra, filters = exchange_views(spectra), filters[::-1]
+    if task in models.full and keeps_all(filters[1], spectra.s_y):
+        return *ridge_maps(spectra, filters[0]), spectra.y_mean
+    model = models[task]
+    weights = model.x_weights if view == "x" else model.y_weights
+    return *reduced_rank_maps(spectra, weights), spectra.y_mean
+
+
+def map_back(vectors: Array, onto: Array, mean: Array) -> Array:
+    """Return features from vectors, in their backend and precision: times ``onto``, plus the mean."""
+    onto, mean = (move_like(part, vectors, dtype=vectors.dtype) for part in (onto, mean))
+    return multiply(vectors, onto) + mean
 
 
 def exchange_views(spectra: Spectra) -> Spectra:

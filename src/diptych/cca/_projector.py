@@ -31,13 +31,13 @@ from diptych._checks import (
     SEARCHED_VIEW,
     InputError,
     Task,
-    check_choice,
     check_pairing,
     check_view,
 )
 from diptych._persistence import Schema, Tensors, take_array
-from diptych._threads import multiply
-from diptych.cca._weighting import check_normalization, normalize, project, to_unit_length
+from diptych.cca._correction import Correction, Gate, Hubness
+from diptych.cca._view_map import BlockUse, ViewMap
+from diptych.cca._weighting import to_unit_length
 
 ViewKey: TypeAlias = Literal["x", "y"]
 VIEWS: tuple[ViewKey, ViewKey] = ("x", "y")
@@ -46,136 +46,8 @@ Float32s: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 UNCORRECTED = "uncorrected"
 """The name of all parts without the hubness correction."""
 
-BLOCK_BYTES = 2**27
-
 _SHORT = 1e-15
 """A length below which float32 is not exact in the sum of squares."""
-
-Kind: TypeAlias = Literal["none", "csls"]
-KINDS: tuple[Kind, ...] = ("none", "csls")
-
-
-class Correction(Schema, frozen=True):
-    """A hubness correction of the scores of one task.
-
-    Parameters
-    ----------
-    kind
-        ``"csls"``: the mean similarity to the nearest bank queries. ``"none"``: nothing.
-    strength
-        The share of it that is subtracted. Full CSLS, 2·cos − r, is ½ here.
-    neighbours
-        The number k of nearest bank queries.
-
-    Examples
-    --------
-    >>> Correction("csls", strength=0.5, neighbours=10).kind
-    'csls'
-    """
-
-    kind: Kind = "none"
-    strength: float = 0.0
-    neighbours: int = 10
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        check_choice(self.kind, KINDS, "hubness")
-        if not isinstance(self.strength, (int, float)) or not 0.0 <= self.strength < float("inf"):
-            raise InputError(
-                f"strength={self.strength!r} of a hubness correction; give a number, 0 or above."
-            )
-        if not isinstance(self.neighbours, int) or self.neighbours < 1:
-            raise InputError(f"neighbours={self.neighbours!r}; give a whole number of queries, 1 or above.")
-
-    @property
-    def has_effect(self) -> bool:
-        """Whether it subtracts anything."""
-        return self.kind != "none" and self.strength != 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Gate:
-    r"""The share of the correction that a query gets: all of it, unless it is far from the training queries.
-
-    The correction is measured on training queries, such as captions. On others, such as single words, it does
-    harm. The distance of a query is :math:`\sum_i r_i p_i^2`, where p are its coordinates before they are
-    scaled to unit length. The rates r make it 1 on average over the training queries, and give every
-    coordinate of a model the same share in it, whatever its spread. A query gets all of the correction up to
-    the distance ``low``, none from ``high`` on, and a linear share in between.
-    """
-
-    rates: Floats
-    low: float
-    high: float
-
-    def compute(self, projected: Floats) -> Floats:
-        """Return the shares of queries, given before they are scaled to unit length."""
-        shares = (self.high - measure_distances(projected, self.rates)) / (self.high - self.low)
-        return np.asarray(np.clip(shares, 0.0, 1.0))
-
-
-@dataclass(frozen=True, eq=False)
-class Hubness:
-    """A correction with the bank of training queries that it is measured on, and the gate of queries."""
-
-    correction: Correction
-    bank: Floats
-    gate: Gate | None = None
-
-    def item_coordinates(self, vectors: Floats) -> Floats:
-        """Return the further coordinate of items."""
-        return -compute_offsets(vectors, self.bank, self.correction)
-
-    def query_coordinates(self, projected: Sequence[Floats]) -> Floats:
-        """Return the further coordinate of queries, whose parts are not yet of unit length."""
-        if self.gate is None:
-            return np.ones(len(projected[0]), dtype=projected[0].dtype)
-        return self.gate.compute(np.concatenate(projected, axis=1))
-
-
-class BlockUse(Schema, frozen=True):
-    """What a part does with a block of features: it normalises each of some equal slices, and scales."""
-
-    name: str
-    normalize: str = "none"
-    slices: int = 1
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse what no block can be used like."""
-        check_normalization(self.normalize)
-        if self.slices < 1 or not 0.0 < self.scale < float("inf"):
-            raise InputError(f"the block {self.name!r} has {self.slices} slices and the scale {self.scale}")
-
-    def apply(self, features: Floats) -> Floats:
-        """Return the features of the block as the part sees them."""
-        slices = np.split(features, self.slices, axis=1) if self.slices > 1 else [features]
-        rows = [normalize(part, self.normalize) for part in slices]
-        whole = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
-        return whole if self.scale == 1.0 else whole * whole.dtype.type(self.scale)
-
-
-@dataclass(frozen=True, eq=False)
-class ViewMap:
-    """How a part projects one view: the blocks that it sees, their mean, and the map of their columns."""
-
-    blocks: tuple[BlockUse, ...]
-    mean: Float32s
-    map: Float32s
-
-    @property
-    def dimension(self) -> int:
-        """The length of the vectors."""
-        return int(self.map.shape[1])
-
-    def project(self, features: Mapping[str, Floats], shaped: dict[BlockUse, Floats]) -> Float32s:
-        """Return vectors, not yet of unit length; ``shaped`` keeps blocks that other parts see too."""
-        for use in self.blocks:
-            if use not in shaped:
-                shaped[use] = use.apply(features[use.name])
-        rows = [shaped[use] for use in self.blocks]
-        whole = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
-        return np.asarray(project(whole, self.mean, self.map))
 
 
 @dataclass(frozen=True, eq=False)
@@ -461,17 +333,24 @@ class Projector:
     def split(self, features: Any, view: ViewKey) -> dict[str, Any]:
         """Return features of a view as named blocks: columns of a matrix, or the blocks that were given."""
         widths = self.blocks[view]
-        if isinstance(features, Mapping):
-            if missing := [name for name in widths if name not in features]:
-                raise InputError(
-                    f"the blocks {missing} are missing; give every block that the model was fitted with."
-                )
-            for name, width in widths.items():
-                if (columns := int(features[name].shape[1])) != width:
-                    raise InputError(f"block {name!r} has {columns} features; expected {width}, as in fit.")
-            return {name: features[name] for name in widths}
-        rows = to_numpy(check_view(features, f"{self.names[view]} features", n_features=self.width(view)))
-        return split_blocks(rows, widths)
+        if not isinstance(features, Mapping):
+            rows = check_view(features, f"{self.names[view]} features", n_features=self.width(view))
+            return split_blocks(to_numpy(rows), widths)
+        if missing := [name for name in widths if name not in features]:
+            raise InputError(
+                f"the blocks {missing} are missing; give every block that the model was fitted with."
+            )
+        blocks = {
+            name: to_numpy(check_view(features[name], f"{self.names[view]}[{name!r}]")) for name in widths
+        }
+        for name, width in widths.items():
+            if (columns := blocks[name].shape[1]) != width:
+                raise InputError(f"block {name!r} has {columns} features; expected {width}, as in fit.")
+        if len(sizes := {len(rows) for rows in blocks.values()}) > 1:
+            raise InputError(
+                f"the blocks of {self.names[view]} have {sorted(sizes)} rows; give every item in every block."
+            )
+        return blocks
 
     def _project(self, features: Any, view: ViewKey) -> tuple[list[Float32s], list[Float32s]]:
         """Return the vectors of each part in float32, not yet of unit length, and their lengths."""
@@ -508,35 +387,3 @@ def split_blocks(features: Any, widths: Mapping[str, int]) -> dict[str, Any]:
     """Return the columns of a matrix as named blocks."""
     parts = np.split(features, np.cumsum(list(widths.values()))[:-1], axis=1)
     return dict(zip(widths, parts, strict=True))
-
-
-def csls_offsets(similarities: Floats, counts: Sequence[int]) -> list[Floats]:
-    """Return the mean similarity of every item to its k nearest bank queries, for each k of ``counts``.
-
-    Where the bank has fewer queries, the mean is over all of them.
-    """
-    size = similarities.shape[1]
-    most = min(max(counts), size)
-    nearest = np.partition(similarities, size - most, axis=1)[:, size - most :]
-    nearest = np.sort(nearest, axis=1)
-    return [nearest[:, -min(k, size) :].mean(axis=1) for k in counts]
-
-
-def compute_offsets(
-    items: Floats, bank: Floats, correction: Correction, block_bytes: int = BLOCK_BYTES
-) -> Floats:
-    """Return what ``correction`` subtracts from the score of every item, a block of items at a time."""
-    if not correction.has_effect:
-        return np.zeros(len(items), dtype=items.dtype)
-    width = max(1, block_bytes // (len(bank) * items.dtype.itemsize))
-    offsets = [
-        csls_offsets(multiply(items[i : i + width], bank.T), [correction.neighbours])[0]
-        for i in range(0, len(items), width)
-    ]
-    return np.asarray(correction.strength * np.concatenate(offsets), dtype=items.dtype)
-
-
-def measure_distances(projected: Floats, rates: Floats) -> Floats:
-    """Return the distances of queries, given before they are scaled to unit length."""
-    with np.errstate(over="ignore"):  # infinitely far is far
-        return np.asarray(np.square(projected) @ rates)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 from array_api_compat import is_numpy_array
 
 from diptych._arrays import Array, as_dtype, is_sparse, move_like, namespace, replace_entries
-from diptych._checks import InputError, check_choice, check_matrix, check_number, check_task, check_view
-from diptych._devices import collect_rows, copy_blocks
+from diptych._checks import InputError, check_choice, check_number, check_task
 from diptych.cca._sparse import SparseVectors, multiply_any, shift_full_columns, sparse_to_unit_length
 
 if TYPE_CHECKING:
@@ -68,9 +65,6 @@ NAMES = ("asymmetric", "search-generation", "symmetric", "none")
 
 RESIDUAL_FLOOR = 1e-3
 """Lower limit of 1 − σ² in the residual weighting, so that no component outweighs all others."""
-
-DEVICE_BLOCK_BYTES = 2**28
-"""Size of a block of rows that is copied to a device for projection."""
 
 
 def powers(weighting: Weighting, task: str) -> tuple[float, float]:
@@ -168,25 +162,9 @@ def weight_factors(correlations: Array, weighting: Weighting, task: str) -> tupl
     return (None if a == 0 else correlations**a), (None if b == 0 else correlations**b)
 
 
-def model_factors(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Any, Any]:
-    """Return the ``weight_factors`` of a model for a task, or matrices where it is polished."""
-    factors = weight_factors(model.correlations, weighting, task)
-    if model.polish is None:
-        return factors
-    like = model.correlations
-    matrices = (move_like(matrix, like, dtype=like.dtype) for matrix in (model.polish.x, model.polish.y))
-    for_x, for_y = (
-        matrix if factor is None else factor[:, None] * matrix
-        for matrix, factor in zip(matrices, factors, strict=True)
-    )
-    return for_x, for_y
-
-
-def apply_factors(columns: Array, factors: Array | None) -> Array:
-    """Return ``columns`` (weights or vectors) multiplied by their ``model_factors``."""
-    if factors is None:
-        return columns
-    return columns @ factors if factors.ndim == 2 else columns * factors
+def weight_columns(columns: Array, factors: Array | None) -> Array:
+    """Return columns (weights or vectors) multiplied by their ``weight_factors``."""
+    return columns if factors is None else columns * factors
 
 
 def maps(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Array, Array]:
@@ -200,16 +178,21 @@ def maps(model: CanonicalModel, weighting: Weighting, task: str) -> tuple[Array,
     >>> bool(np.allclose(x_map, model.x_weights * model.correlations))
     True
     """
-    for_x, for_y = model_factors(model, weighting, task)
-    return apply_factors(model.x_weights, for_x), apply_factors(model.y_weights, for_y)
+    factors = weight_factors(model.correlations, weighting, task)
+    x_map, y_map = map(weight_columns, (model.x_weights, model.y_weights), factors)
+    if model.polish is not None:
+        x_map, y_map = (
+            columns @ move_like(matrix, columns, dtype=columns.dtype)
+            for columns, matrix in ((x_map, model.polish.x), (y_map, model.polish.y))
+        )
+    return x_map, y_map
 
 
-def project(features: Array, mean: Array, weights: Array, factors: Array | None = None) -> Array:
+def project(features: Array, mean: Array, weights: Array) -> Array:
     r"""Return the vectors of normalised ``features`` of one view, such as :math:`\Sigma U^\top(x - \mu_x)`.
 
-    These are the embeddings of Table 1. ``weights`` are U or V with the ``model_factors`` of the view, or
-    the ``maps`` of a task, which contain the factors. Backend and precision are those of ``features``. Equal
-    rows get equal vectors, so that they tie in every ranking.
+    These are the embeddings of Table 1 if ``weights`` are the ``maps`` of a task. Backend and precision are
+    those of ``features``. Equal rows get equal vectors, so that they tie in every ranking.
     """
     mean = move_like(mean, features, dtype=features.dtype)
     if not isinstance(weights, SparseVectors):
@@ -222,9 +205,7 @@ def project(features: Array, mean: Array, weights: Array, factors: Array | None 
         vectors = multiply_any(features - mean, weights)
         if is_numpy_array(features):
             _repeat_vectors(features, vectors)
-    vectors = as_dtype(vectors, features.dtype)
-    factors = None if factors is None else move_like(factors, features, dtype=features.dtype)
-    return apply_factors(vectors, factors)
+    return as_dtype(vectors, features.dtype)
 
 
 def _repeat_vectors(features: Array, vectors: Array) -> None:
@@ -238,42 +219,3 @@ def _repeat_vectors(features: Array, vectors: Array) -> None:
     first: dict[bytes, int] = {}
     for row in np.flatnonzero(sizes[group] > 1).tolist():
         vectors[row] = vectors[first.setdefault(features[row].tobytes(), row)]
-
-
-@dataclass(frozen=True, eq=False)
-class Projection:
-    """The steps from the features of one view to the vectors of a task: check, normalise, ``project``."""
-
-    name: str  # "X" or "Y", for messages
-    normalize: str
-    mean: Array
-    weights: Array
-    factors: Array | None
-
-    def __call__(self, view: Any) -> Array:
-        """Return the vectors of ``view``, in its own backend and precision."""
-        features = check_view(view, self.name, n_features=int(self.mean.shape[0]), sparse=True)
-        return project(normalize(features, self.normalize), self.mean, self.weights, self.factors)
-
-    def on_device(self, device: str, view: Any) -> np.ndarray[Any, Any]:
-        """Return the vectors as NumPy, computed on a torch device one block of rows at a time."""
-        matrix = check_matrix(view, self.name, n_features=int(self.mean.shape[0]))
-        n, width = int(matrix.shape[0]), int(matrix.shape[1])
-        step = max(1, DEVICE_BLOCK_BYTES // (4 * width))
-
-        def parts() -> Iterator[Array]:
-            there: Projection | None = None
-            blocks = ((matrix[start : start + step],) for start in range(0, n, step))
-            for (raw,) in copy_blocks(blocks, device):
-                features = check_view(raw, self.name)
-                if there is None:
-                    # Copied once: the weights stay on the device for all blocks.
-                    arrays = {"mean": self.mean, "weights": self.weights, "factors": self.factors}
-                    moved: dict[str, Any] = {
-                        name: None if part is None else move_like(part, features, dtype=features.dtype)
-                        for name, part in arrays.items()
-                    }
-                    there = replace(self, **moved)
-                yield there(features)
-
-        return collect_rows(parts(), n)

@@ -64,6 +64,14 @@ class Commands(LazyGroup):
         "demo": ("_demo", "Draw scenes, fit, compare, search both ways; write models and a report."),
         "fit": ("_fit", "Fit a searchable model on pairs, or on features of both views, and measure it."),
         "evaluate": ("_fit", "Measure how well a model retrieves known pairs, both ways."),
+        "audit": (
+            "_audit",
+            "List captions that look as if they belonged to another image, the most suspect first.",
+        ),
+        "score": (
+            "_audit",
+            "Say how well each caption fits its image, in scores that can be compared between pairs.",
+        ),
         "search": ("_search", "Find images for texts, with scores and, if measured, probabilities."),
         "annotate": ("_search", "Find texts for images, with scores and, if measured, probabilities."),
         "similar": ("_search", "Find images similar to an image, or texts similar to a text."),

@@ -1,24 +1,29 @@
-"""The demo's comparison of weightings and filters on drawn scenes, and the page about it."""
+"""What the demo shows of drawn scenes: weightings and filters compared, hits of both tasks, and the page."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from diptych._checks import TASKS, Task
+from diptych._checks import TASKS, InputError, Task
+from diptych._persistence import replace_file
 from diptych._threads import map_parallel
 from diptych.cca import AWCCA, spectra
-from diptych.cca.selection import Path, best_point, make_grid, make_problem, make_weights, textbook_ranks
-from diptych.data import PairedViews
+from diptych.cca.selection import best_point, make_grid, make_problem, make_weights, textbook_ranks
+from diptych.cli._run import align
+from diptych.data import PairedDataset, PairedViews
+from diptych.encoders import open_image
 from diptych.fusion import Fusion
 from diptych.ranking import ranks, recall_at_k, summary
 from diptych.report import draw_recall_curves, draw_regularization_path, draw_reliability
 from diptych.report._page import Html, ShownHit, code, figure, page, paragraph, section, show_hits, table
+from diptych.retrieval import Item, Retriever
 
 WEIGHTINGS: dict[str, dict[Task, tuple[float, float]]] = {
     "plain CCA": {"search": (0.0, 0.0), "annotate": (0.0, 0.0)},
@@ -86,23 +91,25 @@ def compare_weightings(views: PairedViews) -> list[TestedModel]:
     ]
 
 
-def evaluate_filter(views: PairedViews, name: str) -> TestedModel:
-    """Select one of ``FILTERS`` on the validation split, and test it."""
+def fit_models(views: PairedViews, best: Retriever) -> list[TestedModel]:
+    """Fit and test every model of the comparison, the last one as the retriever ``best``."""
+    x, y, pairing = views.split("test")
+    models = compare_weightings(views)
+    for name, chosen in FILTERS.items():
+        start = time.perf_counter()
+        model = AWCCA(filter=chosen).fit(*views.split("train"), validation=views.split("val"))
+        seconds = time.perf_counter() - start
+        by_task = {}
+        for task in TASKS:
+            vectors_x, vectors_y = model.transform(x, y, task=task)
+            by_task[task] = ranks(vectors_x, vectors_y, pairing, task=task)
+        models.append(TestedModel(name, by_task, seconds))
     start = time.perf_counter()
-    model = AWCCA(filter=FILTERS[name]).fit(*views.split("train"), validation=views.split("val"))
+    fusion = best.fit(views).fitted.model
     seconds = time.perf_counter() - start
-    x, y, pairing = views.split("test")
-    by_task = {}
-    for task in TASKS:
-        vectors_x, vectors_y = model.transform(x, y, task=task)
-        by_task[task] = ranks(vectors_x, vectors_y, pairing, task=task)
-    return TestedModel(name, by_task, seconds)
-
-
-def evaluate_fusion(model: Fusion, views: PairedViews, name: str, seconds: float) -> TestedModel:
-    """Test a fitted fusion."""
-    x, y, pairing = views.split("test")
-    return TestedModel(name, {task: model.ranks(x, y, pairing, task=task) for task in TASKS}, seconds)
+    assert isinstance(fusion, Fusion)
+    by_task = {task: fusion.ranks(x, y, pairing, task=task) for task in TASKS}
+    return [*models, TestedModel('preset "best"', by_task, seconds)]
 
 
 def best_model(models: Sequence[TestedModel]) -> TestedModel:
@@ -110,35 +117,112 @@ def best_model(models: Sequence[TestedModel]) -> TestedModel:
     return max(models, key=lambda model: model.mean_recall)
 
 
-def demo_page(
+def describe_models(models: Sequence[TestedModel]) -> Iterator[str]:
+    """Return the comparison as lines of text."""
+    n_images = len(models[0].ranks["annotate"])
+    yield f"{n_images} test images, regularisation selected on validation:"
+    rows = [["model", *(f"{task} {metric}" for task in TASKS for metric in ("r@1", "r@10")), "seconds"]]
+    for model in models:
+        cells = [f"{model.scores(task)[metric]:.1f}" for task in TASKS for metric in ("r@1", "r@10")]
+        rows.append([model.name, *cells, f"{model.seconds:.1f}"])
+    yield from align(rows, slice(1, None))
+    yield (
+        f"Best here by mean r@1: {best_model(models).name}. Drawn scenes are not photographs: the README has "
+        "the order on Flickr8k."
+    )
+
+
+def choose_queries(pairs: PairedDataset) -> list[str]:
+    """Return the longest caption, which says most, of each of the first three images of the test split."""
+    test = pairs.subset("test")
+    return [max((test.captions[at] for at in test.caption_rows([row])), key=len) for row in range(3)]
+
+
+def describe_hits(retriever: Retriever, pairs: PairedDataset, queries: Sequence[str]) -> Iterator[str]:
+    """Search with captions of the first images of the test split, and annotate these images."""
+    test = pairs.subset("test")
+    assert test.paths is not None
+    results = retriever.search(list(queries), 10, where=_is_test)
+    for name, query, hits in zip(test.image_ids, queries, results, strict=False):
+        rank = next((at for at, hit in enumerate(hits, 1) if hit.id == name), None)
+        where = "first" if rank == 1 else f"number {rank}" if rank else "not among the first ten"
+        yield f"search {query!r}: {hits[0].id}; the image of this caption is {where}"
+    images = list(test.paths[: len(queries)])
+    for name, hits in zip(test.image_ids, retriever.annotate(images, 1, where=_is_test), strict=False):
+        right = "one of its captions" if hits[0].item.image == name else f"a caption of {hits[0].item.image}"
+        yield f"annotate {name}: {hits[0].text!r}, {right}"
+
+
+def _is_test(item: Item) -> bool:
+    return item.metadata.get("split") == "test"
+
+
+def write_report(
+    retriever: Retriever,
+    best: Retriever,
     models: Sequence[TestedModel],
-    path: Path,
-    examples: Sequence[tuple[Image.Image | str, Sequence[ShownHit]]],
-    pairs: int,
+    pairs: PairedDataset,
     commands: Sequence[str],
-    calibration: Mapping[str, Any],
+    file: Path,
 ) -> str:
-    """Return the HTML page that the demo writes; ``calibration`` is that of preset "best"."""
+    """Write the page; return where it is, or why it could not be written."""
+    try:
+        content = _make_page(retriever, best, models, pairs, commands)
+    except InputError as error:  # matplotlib is not installed
+        return f"no report: {error}"
+    with replace_file(file) as staged:
+        staged.write_text(content, "utf-8")
+    return f"the report is {file}"
+
+
+def _find_examples(
+    best: Retriever, pairs: PairedDataset
+) -> Iterator[tuple[Image.Image | str, list[ShownHit]]]:
+    """Return captions and images of the test split with their hits."""
+    test = pairs.subset("test")
+    assert test.paths is not None
+    captions = [test.captions[int(test.caption_rows([row])[0])] for row in range(4)]
+    for name, caption, hits in zip(
+        test.image_ids, captions, best.search(captions, 6, where=_is_test), strict=False
+    ):
+        yield caption, [ShownHit(open_image(str(hit.path)), hit.score, hit.id == name) for hit in hits]
+    images = test.paths[4:8]
+    for name, path, hits in zip(
+        test.image_ids[4:], images, best.annotate(list(images), 4, where=_is_test), strict=False
+    ):
+        yield open_image(path), [ShownHit(str(hit.text), hit.score, hit.item.image == name) for hit in hits]
+
+
+def _make_page(
+    retriever: Retriever,
+    best: Retriever,
+    models: Sequence[TestedModel],
+    pairs: PairedDataset,
+    commands: Sequence[str],
+) -> str:
+    model = retriever.fitted.model
+    assert isinstance(model, AWCCA)
+    assert model.path_ is not None
     rows = [
         [model.name, *(model.scores(t)[m] for t in TASKS for m in ("r@1", "r@5", "r@10")), model.seconds]
         for model in models
     ]
     return page(
         "diptych: a demonstration",
-        f"{pairs:,} drawn images with five captions each, encoded without a neural network, mapped into one "
-        "space by regularised CCA, and searched both ways.",
+        f"{pairs.n_images:,} drawn images with five captions each, encoded without a neural network, mapped "
+        "into one space by regularised CCA, and searched both ways.",
         [
             section(
                 "Queries and hits",
                 "Four captions and four images of the test split, which the model has not seen, with their "
                 "hits. The right hit is framed or ticked; other hits may fit the query as well.",
-                *(show_hits(query, hits) for query, hits in examples),
+                *(show_hits(query, hits) for query, hits in _find_examples(best, pairs)),
                 paragraph(
                     'Preset "best". Scores order the hits of one query; they are not probabilities.',
                     note=True,
                 ),
             ),
-            section("Probabilities of hits", *_show_probabilities(calibration)),
+            section("Probabilities of hits", *_show_probabilities(best.info()["calibration"])),
             section(
                 "Models compared",
                 table(
@@ -159,7 +243,7 @@ def demo_page(
             section(
                 "The selected regularisation",
                 figure(
-                    draw_regularization_path(path),
+                    draw_regularization_path(model.path_),
                     "r@1 on the validation split over the grid, with the choice marked.",
                     "Heat maps of r@1 over the grid, for both tasks",
                 ),

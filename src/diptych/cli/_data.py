@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +13,10 @@ from diptych._checks import InputError, ViewNames, count, plural
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, ImageEncoderOptions, TextEncoderOptions
 from diptych.cli._options import ColumnOptions, TableOptions, list_hkse_settings, read_settings, read_views
-from diptych.cli._run import ResumedRun, RunOptions, hide_library_bars, option, refuse_unused
+from diptych.cli._run import RunOptions, option, refuse_unused
 
 if TYPE_CHECKING:
-    from diptych.data import FeatureStore, PairsReport, Progress
+    from diptych.data import FeatureStore, PairsReport
     from diptych.encoders import HKSE
 
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
@@ -65,18 +64,13 @@ def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions
 
     Example: `diptych check captions.csv --images photos`
     """
-    from diptych._progress import progress_bar
     from diptych.data import inspect_pairs
 
-    hide_library_bars(run.silent)
     names = read_views(views)
-    with progress_bar(f"checking {plural(names.image)}", run.bars) as show:
-        report = inspect_pairs(
-            table.read(pairs, names),
-            workers=run.threads,
-            progress=lambda done, total: show(done / max(1, total)),
-        )
-    run.show({**asdict(report), "ok": report.ok}, _describe_report(report, names))
+    report = inspect_pairs(table.read(pairs, names), workers=run.threads, verbose=run.bars)
+    run.show(
+        {**asdict(report), "problems": report.problems, "ok": report.ok}, _describe_report(report, names)
+    )
     if not report.ok:
         raise typer.Exit(1)
 
@@ -88,7 +82,7 @@ def encode_images(
     table: TableOptions,
     encoder: ImageEncoderOptions,
     store: StoreOptions,
-    run: ResumedRun,
+    run: RunOptions,
 ) -> None:
     """Encode images into a feature store; interrupted work resumes.
 
@@ -108,8 +102,7 @@ def encode_images(
         if names.image != "image":
             raise InputError(f"there is no {names.image} encoder; name one with --image-encoder.")
         network = open_defaults(["image"])["image"]
-    with _show_encoding(names.image, run) as watch:
-        features = data.encode_images(dataset, network, out, progress=watch, **store.settings())
+    features = data.encode_images(dataset, network, out, verbose=run.bars, **store.settings())
     _show_store(features, run)
     if not features.ids:
         raise InputError(
@@ -126,13 +119,14 @@ def encode_text(
     encoder: TextEncoderOptions,
     hkse: HkseOptions,
     store: StoreOptions,
-    run: ResumedRun,
+    run: RunOptions,
 ) -> None:
     """Encode captions into a feature store; hkse is fitted on the training captions.
 
     Example: `diptych encode text captions.csv --text-encoder hkse --vectors GoogleNews.bin -o text-features`
     """
     from diptych import data
+    from diptych._progress import progress_bar
     from diptych.encoders import HKSE, sentence_encoder
     from diptych.retrieval._recommended import open_defaults
 
@@ -148,24 +142,15 @@ def encode_text(
     chosen: Any = hkse.make() if name == "hkse" else encoder.open_text_encoder(device)
     if name == "auto":
         chosen = open_defaults(["text"])["text"]
-    with _show_encoding(names.caption, run) as watch:
-        if isinstance(chosen, HKSE) and name in ("auto", "hkse"):
-            split = "train" in dataset.split_sizes()
+    if isinstance(chosen, HKSE) and name in ("auto", "hkse"):
+        split = "train" in dataset.split_sizes()
+        with progress_bar("fitting the text encoder", run.bars):
             chosen.fit((dataset.subset("train") if split else dataset).captions)
-            if hkse.save_encoder is not None:
-                chosen.save(hkse.save_encoder)
-        encode = sentence_encoder(chosen)
-        features = data.encode_texts(dataset, encode, out, progress=watch, **store.settings())
+        if hkse.save_encoder is not None:
+            chosen.save(hkse.save_encoder)
+    encode = sentence_encoder(chosen)
+    features = data.encode_texts(dataset, encode, out, verbose=run.bars, **store.settings())
     _show_store(features, run)
-
-
-@contextmanager
-def _show_encoding(name: str, run: RunOptions) -> Iterator[Callable[[Progress], None]]:
-    """Show a progress bar; yield a function to call with the progress of encoding."""
-    from diptych._progress import progress_bar
-
-    with progress_bar(f"encoding {plural(name)}", run.bars) as show:
-        yield lambda progress: show(progress.done / max(1, progress.total))
 
 
 def _refuse_several(names: list[str] | None, option: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from diptych._checks import InputError
-from diptych.cli._run import AsJson, option, print_json, refuse_unused, run_option, say
+from diptych.cli._run import AsJson, align, option, print_json, refuse_unused, run_option, say
 
 if TYPE_CHECKING:
     from diptych.encoders import HKSE
@@ -128,12 +127,12 @@ def encoders(
     packages = installed_packages()
     encoders = _list_all() if everything else list(RECOMMENDED)
     if as_json:
-        rows = [asdict(encoder) for encoder in encoders]
-        print_json({"installed": packages, "encoders": rows, "fields": dict(FIELDS)})
+        print_json({"installed": packages, "encoders": list(map(asdict, encoders)), "fields": dict(FIELDS)})
         return
     for package, version in packages.items():
         say(f"{package} {version or f'is not installed: pip install {package}'}")
-    for line in _align(encoders):
+    rows = [("view", "name", "dimension", "GB", "licence", "for"), *map(_describe, encoders)]
+    for line in align(rows):
         say(line)
     for field, pointer in FIELDS.items():
         say(f"{field} images: {pointer}")
@@ -155,15 +154,9 @@ def _list_all() -> list[Recommendation]:
     ]
 
 
-def _align(encoders: Iterable[Recommendation]) -> list[str]:
-    """Return the lines of a table; one of rich would break names that are to be copied."""
-    rows = [("view", "name", "dimension", "GB", "licence", "for")]
-    for encoder in encoders:
-        size = f"{encoder.gigabytes:g}" if encoder.gigabytes else "-"
-        licence = encoder.licence or "-"
-        rows.append((encoder.view, encoder.name, str(encoder.dimension), size, licence, encoder.need))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+def _describe(encoder: Recommendation) -> tuple[str, ...]:
+    size = f"{encoder.gigabytes:g}" if encoder.gigabytes else "-"
+    return encoder.view, encoder.name, str(encoder.dimension), size, encoder.licence or "-", encoder.need
 
 
 def _open_text_encoder(name: str, device: str) -> Any:

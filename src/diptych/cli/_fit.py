@@ -8,22 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from diptych._checks import InputError, ViewNames, check_choice, check_task, count
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, EncoderOptions, LoadOptions
-from diptych.cli._options import TableOptions, list_hkse_settings, open_engine, read_settings, read_views
-from diptych.cli._run import (
-    ResumedRun,
-    RunOptions,
-    hide_library_bars,
-    option,
-    print_table,
-    refuse_settings,
-    refuse_unused,
-    run_option,
+from diptych.cli._options import (
+    MetadataOptions,
+    SourceOptions,
+    list_hkse_settings,
+    open_engine,
+    read_settings,
+    read_views,
 )
+from diptych.cli._run import RunOptions, align, option, refuse_settings, refuse_unused, run_option
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
@@ -36,6 +34,10 @@ model_option, index_option, file_option = (
 )
 
 Settings = dict[str, dict[str, Any]]
+Encoders = TypeVar("Encoders", bound=EncoderOptions)
+
+NOT_SETTINGS = ("preset", "blocks", "parts", "verbose")
+"""Parameters of models that a file does not set."""
 
 
 @dataclass(frozen=True)
@@ -61,46 +63,36 @@ class ModelOptions:
             "Learn further from the training pairs with a contrastive loss, if validation gains.", "--polish"
         ),
     ] = False
+    audit: Annotated[
+        bool,
+        model_option("Do not learn from pairs that look wrong, as diptych audit flags them.", "--audit"),
+    ] = False
     config: Annotated[
         Path | None,
         model_option("TOML file with more settings, as in Python: [model], [hkse], [retriever]."),
     ] = None
     random_state: opt.RandomState = None
 
-    def read(self) -> Settings:
-        """Return the settings of the model, of hkse and of the retriever, from options and the file."""
-        names = ("filter", "metric", "polish", "random_state")
-        flags = {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
-        if self.preset is not None:
-            refuse_unused(self, ("filter", "metric"), f"with --preset {self.preset}")
-            refuse_unused(self, ("polish",), f"with --preset {self.preset}; preset best polishes already")
-        allowed = {"model": self._list_settings(), "hkse": list_hkse_settings()}
-        settings = read_settings(self.config, flags, **allowed, retriever=("keep_features",))
-        return {**settings, "model": flags | settings["model"]}
-
-    def _list_settings(self) -> list[str]:
-        """Return the parameters that ``[model]`` may set: those of AWCCA, or of Fusion for a preset."""
+    def make(self, verbose: bool | None) -> tuple[AWCCA | Fusion, Settings]:
+        """Return the model to fit, and the settings of model, hkse and retriever, options included."""
         from diptych.cca import AWCCA
         from diptych.fusion import PRESETS, Fusion
 
+        flags = {name: getattr(self, name) for name in ("filter", "metric", "polish", "random_state")}
+        flags = {name: value for name, value in flags.items() if value not in (None, False)}
         if self.preset is None:
-            return [name for name in AWCCA().get_params() if name != "verbose"]
-        names = Fusion(check_choice(self.preset, tuple(PRESETS), "preset")).get_params()
-        return [name for name in names if name not in ("preset", "blocks", "parts", "verbose")]
-
-    def make(self, settings: dict[str, Any], verbose: bool | None) -> AWCCA | Fusion:
-        """Return the model to fit."""
-        from diptych.cca import AWCCA
-        from diptych.fusion import Fusion
-
-        if self.preset is not None:
-            return Fusion(self.preset, **settings, verbose=verbose)
-        if settings.get("params") is not None:
-            unused = {"grid", "path_metrics", "validation_fraction"} & set(settings)
-            if settings.get("n_components") == "auto":  # which is selected
-                unused.discard("validation_fraction")
-            refuse_settings(sorted(unused), "with params, which leave nothing to select")
-        return AWCCA(**settings, verbose=verbose)
+            model: AWCCA | Fusion = AWCCA()
+        else:
+            model = Fusion(check_choice(self.preset, tuple(PRESETS), "preset"))
+            refuse_unused(self, ("filter", "metric"), f"with --preset {self.preset}")
+            refuse_unused(self, ("polish",), f"with --preset {self.preset}; preset best polishes already")
+        allowed = [name for name in model.get_params() if name not in NOT_SETTINGS]
+        settings = read_settings(
+            self.config, flags, model=allowed, hkse=list_hkse_settings(), retriever=("keep_features",)
+        )
+        settings["model"] |= flags
+        model.set_params(**settings["model"], verbose=verbose)
+        return model, settings
 
 
 def fit(
@@ -108,9 +100,7 @@ def fit(
     texts: opt.Texts = None,
     *,
     out: Annotated[Path, option("Folder to write the model to.", "--out", "-o")],
-    pairs: opt.Pairs = None,
-    table: TableOptions,
-    metadata: opt.Metadata = None,
+    table: MetadataOptions,
     views: opt.Views = opt.VIEWS,
     encoders: EncoderOptions,
     vectors: opt.Vectors = None,
@@ -121,7 +111,7 @@ def fit(
         str | None, run_option("Sum the training pairs on Dask: a scheduler's address, or local.")
     ] = None,
     device: Device = "cpu",
-    run: ResumedRun,
+    run: RunOptions,
 ) -> None:
     """Fit a searchable model on pairs, or on features of both views, and measure it.
 
@@ -139,21 +129,16 @@ def fit(
     from diptych.retrieval.stores._files import check_writable
 
     start = time.perf_counter()
-    settings = model.read()
-    estimator = model.make(settings["model"], False if run.silent else None)
+    estimator, settings = model.make(run.bars)
     estimator.check_parameters()
     if dask is not None and settings["model"].get("solver") == "svd":
         raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
     check_writable(out)
-    hide_library_bars(run.silent)
-    data = table.open(source, texts, pairs, read_views(views), metadata)
+    data = table.open(source, texts, read_views(views))
     is_raw = isinstance(data, PairedDataset)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
-    if "validation_fraction" in settings["model"] and "val" in dataset.split_sizes():
-        refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
-    encoders = _choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
-    if not _draws(settings["model"], model.preset, encoders.text_encoder, dataset):
-        refuse_unused(model, ("random_state",), "here, where nothing is drawn at random")
+    _refuse_selection(settings["model"], dataset)
+    encoders = choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
     seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
     retriever = Retriever(
         encoders.open_image_encoder() or ("auto" if is_raw else None),
@@ -167,9 +152,8 @@ def fit(
     )
     work, checkpoint = (out.absolute().with_name(f".{out.name}.{kind}") for kind in ("features", "sum"))
     with open_engine(dask) as engine:
-        if isinstance(data, PairedDataset):
-            data = retriever.encode(data, features=work)
-        retriever.fit(data, engine=engine, checkpoint=checkpoint)
+        features = work if is_raw else None
+        retriever.fit(data, features=features, engine=engine, checkpoint=checkpoint, audit=model.audit)
     retriever.save(out)
     if is_raw:
         for name in ("images", "texts"):
@@ -180,9 +164,20 @@ def fit(
     run.show(info, _describe_fit(info))
 
 
-def _choose_text_encoder(
-    encoders: EncoderOptions, vectors: Path | None, hkse: dict[str, Any], is_raw: bool
-) -> EncoderOptions:
+def _refuse_selection(settings: dict[str, Any], dataset: PairedDataset) -> None:
+    """Refuse settings of a selection that does not take place, or not on held-out training pairs."""
+    if settings.get("params") is not None:
+        unused = {"grid", "path_metrics", "validation_fraction"} & set(settings)
+        if settings.get("n_components") == "auto":  # which is selected
+            unused.discard("validation_fraction")
+        refuse_settings(sorted(unused), "with params, which leave nothing to select")
+    if "validation_fraction" in settings and "val" in dataset.split_sizes():
+        refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
+
+
+def choose_text_encoder(
+    encoders: Encoders, vectors: Path | None, hkse: dict[str, Any], is_raw: bool
+) -> Encoders:
     """Return the encoders with the one of texts: hkse if it has settings, which nothing else takes."""
     names = encoders.text_encoder or []
     of_hkse = ["--vectors"] * (vectors is not None) + [f"{key} in [hkse]" for key in hkse]
@@ -198,19 +193,6 @@ def _choose_text_encoder(
     if "hkse" not in names:
         refuse_settings(of_hkse, f"with --text-encoder {' and '.join(names)}; they belong to hkse")
     return replace(encoders, text_encoder=names)
-
-
-def _draws(
-    settings: dict[str, Any], preset: str | None, text_encoders: list[str] | None, dataset: PairedDataset
-) -> bool:
-    """Return whether a fit draws anything at random: features of hkse, pairs to hold out, or batches."""
-    from diptych.retrieval._recommended import default_encoder
-
-    uses_hkse = "hkse" in (text_encoders or ())
-    uses_hkse |= text_encoders == ["auto"] and default_encoder("text") is None
-    selects = settings.get("params") is None or settings.get("n_components") == "auto"
-    holds_out = selects and "val" not in dataset.split_sizes()
-    return uses_hkse or holds_out or preset is not None or bool(settings.get("polish"))
 
 
 def _describe_fit(info: dict[str, Any]) -> Iterator[str]:
@@ -250,15 +232,17 @@ class FileOptions:
 
     def write(self, result: Evaluation) -> list[Path]:
         """Write the files that were asked for, and return their names."""
-        if self.csv is not None:
-            result.write_csv(self.csv)
-        if self.latex is not None:
-            result.write_latex(self.latex)
-        if self.run is not None:
-            result.write_run(self.run, task=self.task, depth=self.depth)
-        if self.qrels is not None:
-            result.write_qrels(self.qrels, task=self.task)
-        return [file for file in (self.csv, self.latex, self.run, self.qrels) if file is not None]
+        written = []
+        for file, write in (
+            (self.csv, result.write_csv),
+            (self.latex, result.write_latex),
+            (self.run, partial(result.write_run, task=self.task, depth=self.depth)),
+            (self.qrels, partial(result.write_qrels, task=self.task)),
+        ):
+            if file is not None:
+                write(file)
+                written.append(file)
+        return written
 
 
 def evaluate(
@@ -268,9 +252,8 @@ def evaluate(
     split: Annotated[
         str | None, option("Split of the pairs: train, val, test or all. Default: test, or all if not split.")
     ] = None,
-    pairs: opt.Pairs = None,
     *,
-    table: TableOptions,
+    table: SourceOptions,
     encoders: LoadOptions,
     files: FileOptions,
     how: RunOptions,
@@ -289,7 +272,7 @@ def evaluate(
         check_choice(split, ("train", "val", "test", "all"), "split")
     files.check()
     retriever = encoders.load(model)
-    data = table.open(source, texts, pairs, retriever.views)
+    data = table.open(source, texts, retriever.views)
     is_raw = isinstance(data, PairedDataset)
     has_splits = (data if isinstance(data, PairedDataset) else data.dataset).splits is not None
     if split not in (None, "all") and not has_splits:
@@ -303,7 +286,6 @@ def evaluate(
     if how.quiet and not how.as_json:
         return
     intervals = result.intervals()
-    if not how.as_json:
-        rows = ([title, *result.cells(metric, intervals)] for metric, title in TITLES.items())
-        print_table(name, ["metric", *result], rows)
-    how.show({name: result, "intervals": intervals}, [f"wrote {file}" for file in written])
+    rows = [[title, *result.cells(metric, intervals)] for metric, title in TITLES.items()]
+    lines = [*align([[name, *result], *rows], slice(1, None)), *(f"wrote {file}" for file in written)]
+    how.show({name: result, "intervals": intervals}, lines)

@@ -12,15 +12,13 @@ import typer
 from diptych._checks import InputError, ViewNames, count, plural, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
-from diptych.cli._options import TableOptions
+from diptych.cli._options import MetadataOptions
 from diptych.cli._run import (
     RECALLS,
     RunOptions,
+    align,
     exit_if_unreadable,
-    hide_library_bars,
     option,
-    print_table,
-    refuse_settings,
     refuse_unused,
     shorten,
     split_readable,
@@ -40,18 +38,6 @@ _CORRELATIONS = {
 Repository = Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: user/name.")]
 
 
-class ChangeOptions(RunOptions):
-    """How ``add`` and ``remove`` run."""
-
-    interrupted = "the change may have been made; diptych info says how many items there are"
-
-
-class PushOptions(RunOptions):
-    """How ``push`` runs."""
-
-    interrupted = "the repository may be incomplete; run the same command again"
-
-
 def add(
     model: opt.Model,
     sources: Annotated[
@@ -59,12 +45,10 @@ def add(
         typer.Argument(metavar="SOURCE...", help="Image files, pairs, or two files of features."),
     ],
     refit: Annotated[bool, option("Fit again, with the pairs added.", "--refit")] = False,
-    pairs: opt.Pairs = None,
-    metadata: opt.Metadata = None,
     *,
-    table: TableOptions,
+    table: MetadataOptions,
     encoders: LoadOptions,
-    run: ChangeOptions,
+    run: RunOptions,
 ) -> None:
     """Add images or pairs to a model. It learns from new pairs only with --refit.
 
@@ -79,7 +63,6 @@ def add(
     unreadable: dict[str, str] = {}
     if _are_items(sources, inputs):
         reason = f"on {plural(names.image)}, which have no {plural(names.caption)}"
-        refuse_settings(["--pairs"] * (pairs is not None) + ["--metadata"] * (metadata is not None), reason)
         refuse_unused(table, vars(table), reason)
         encoders.refuse("text", reason)
         if refit:
@@ -97,7 +80,7 @@ def add(
         if len(sources) == 1 and not _are_pairs(sources[0]) and retriever.encoders.image is None:
             raise retriever.encoders.missing("image")
         source, *texts = map(Path, sources)
-        data = table.open(source, texts[0] if texts else None, pairs, names, metadata)
+        data = table.open(source, texts[0] if texts else None, names)
         if isinstance(data, PairedDataset) and inputs != "texts":
             if data.paths is None:
                 raise InputError(
@@ -122,7 +105,7 @@ def remove(
         list[str], typer.Argument(metavar="ID...", help="Ids of images or captions, or paths of images.")
     ],
     *,
-    run: ChangeOptions,
+    run: RunOptions,
 ) -> None:
     """Remove items from a model; an image is removed with its captions.
 
@@ -173,10 +156,6 @@ def info(model: opt.Model, *, run: RunOptions) -> None:
     content = Retriever.load(model, mmap=True).info()
     check_files(model)
     run.show(content, _describe_model(content, model))
-    if not run.silent:
-        for part, scores in content["facts"].get("metrics", {}).items():
-            rows = ([task, *(f"{values[name]:.1f}" for name in RECALLS)] for task, values in scores.items())
-            print_table(part, ["task", *RECALLS.values()], rows)
 
 
 def export(
@@ -208,7 +187,7 @@ def push(
         bool, option("Publish what others need to refit the model.", "--keep-features")
     ] = False,
     *,
-    run: PushOptions,
+    run: RunOptions,
 ) -> None:
     """Publish a model on the Hugging Face Hub.
 
@@ -219,7 +198,6 @@ def push(
     """
     from diptych.retrieval import Retriever
 
-    hide_library_bars(run.silent)
     url = Retriever.load(model).push_to_hub(
         repo,
         private=private or None,
@@ -254,7 +232,6 @@ def pull(
     from diptych.retrieval import Retriever
     from diptych.retrieval.stores._files import check_writable
 
-    hide_library_bars(run.silent)
     check_writable(out)
     options: dict[str, Any] = {"revision": revision, "images": images, "max_gigabytes": max_gigabytes}
     retriever = Retriever.from_pretrained(repo, **options)
@@ -285,6 +262,9 @@ def _describe_model(content: dict[str, Any], model: Path) -> Iterator[str]:
     if "quality" in facts:
         yield facts["quality"]
     yield describe_probabilities(content["calibration"])
+    for split, scores in facts.get("metrics", {}).items():
+        rows = [[task, *(f"{values[name]:.1f}" for name in RECALLS)] for task, values in scores.items()]
+        yield from align([[split, *RECALLS.values()], *rows], slice(1, None))
 
 
 def _describe_tasks(content: dict[str, Any]) -> Iterator[str]:

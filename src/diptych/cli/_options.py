@@ -6,7 +6,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,8 +18,6 @@ from diptych.cli._encoders import encoder_option
 from diptych.cli._run import option, run_option
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from diptych.data import PairedDataset, PairedViews
 
 data_option = partial(option, panel="Data")
@@ -34,22 +32,8 @@ Source = Annotated[
 Texts = Annotated[
     Path | None, typer.Argument(metavar="[TEXTS]", help="Features of the second view, if SOURCE is features.")
 ]
-Pairs = Annotated[
-    Path | None,
-    data_option(
-        "For features: a pairs file or folder, or a .npy with the row of SOURCE for each text. Default: row "
-        "to row."
-    ),
-]
-ImagesFolder = Annotated[Path | None, data_option("Folder of the image files, or other files.", "--images")]
 Views = Annotated[
     str, data_option("What the pairs are, such as audio,text (docs/modalities.md).", metavar="NAME,NAME")
-]
-Metadata = Annotated[
-    str | None,
-    data_option(
-        "Table columns whose values searches can filter by; all: every other column.", metavar="NAME,NAME"
-    ),
 ]
 Vectors = Annotated[
     Path | None, encoder_option("Word vectors for hkse. Default: learned from the training captions.")
@@ -70,38 +54,49 @@ class ColumnOptions:
         str | None, data_option("Encoding of a CSV or TSV that is not UTF-8, such as cp1252.")
     ] = None
 
-    def read(self, path: Path, views: ViewNames, metadata: str | None = None) -> PairedDataset:
-        """Read the pairs at ``path``; ``metadata`` is the option of that name."""
+    def read(self, path: Path, views: ViewNames) -> PairedDataset:
+        """Read the pairs at ``path``."""
         from diptych.data import read_pairs
 
-        return read_pairs(path, views=views, metadata=_read_columns(metadata), **asdict(self))
+        settings = dict(vars(self))
+        settings.pop("pairs", None)
+        columns = _read_columns(settings.pop("metadata", None))
+        return read_pairs(path, views=views, metadata=columns, **settings)
 
 
 @dataclass(frozen=True)
 class TableOptions(ColumnOptions):
     """How to read a table of pairs, and where its images are."""
 
-    images: ImagesFolder = None
+    images: Annotated[Path | None, data_option("Folder of the image files, or other files.", "--images")] = (
+        None
+    )
 
-    def open(
-        self,
-        source: Path,
-        texts: Path | None,
-        pairs: Path | None,
-        views: ViewNames,
-        metadata: str | None = None,
-    ) -> PairedDataset | PairedViews:
+
+@dataclass(frozen=True)
+class SourceOptions(TableOptions):
+    """How to read pairs, or features of both views."""
+
+    pairs: Annotated[
+        Path | None,
+        data_option(
+            "For features: a pairs file or folder, or a .npy with the row of SOURCE for each text. Default: "
+            "row to row."
+        ),
+    ] = None
+
+    def open(self, source: Path, texts: Path | None, views: ViewNames) -> PairedDataset | PairedViews:
         """Open what a command works on: pairs with images, or features of both views."""
         from diptych.data import PairedDataset, PairedViews, join, open_features
 
+        pairs = self.pairs
         if texts is None:
             if pairs is not None:
                 raise InputError("--pairs needs two files of features; give both, or the pairs alone.")
-            return self.read(source, views, metadata)
+            return self.read(source, views)
         if pairs is not None and pairs.suffix != ".npy":
-            dataset = self.read(pairs, views, metadata)
-            return join(dataset, _open_features(source), _open_features(texts))
-        if self != TableOptions() or metadata is not None:
+            return join(self.read(pairs, views), _open_features(source), _open_features(texts))
+        if self != type(self)(pairs=pairs):
             raise InputError(
                 "--images, --image-column, --caption-column, --encoding and --metadata need a table of "
                 "pairs; leave them out, or give one."
@@ -112,13 +107,21 @@ class TableOptions(ColumnOptions):
                 f"{source} has {len(x)} rows and {texts} has {len(y)}; say which belong together with "
                 "--pairs."
             )
-        pairing = _read_pairing(pairs, len(y))
-        if len(pairing) and int(pairing.max()) >= len(x):
-            last = int(pairing.max())
-            raise InputError(f"{pairs} names row {last}, but {source} has rows 0 to {len(x) - 1}.")
-        ids = tuple(str(i) for i in range(len(x)))
-        dataset = PairedDataset(ids, ("",) * len(y), pairing, views=views)
+        pairing: Any = range(len(y)) if pairs is None else _read_pairing(pairs, len(y))
+        dataset = PairedDataset(tuple(map(str, range(len(x)))), ("",) * len(y), pairing, views=views)
         return PairedViews(dataset, x, y, encoders=(_read_encoder(source), _read_encoder(texts)))
+
+
+@dataclass(frozen=True)
+class MetadataOptions(SourceOptions):
+    """How to read pairs, or features of both views, with metadata of the items."""
+
+    metadata: Annotated[
+        str | None,
+        data_option(
+            "Table columns whose values searches can filter by; all: every other column.", metavar="NAME,NAME"
+        ),
+    ] = None
 
 
 def read_views(names: str) -> ViewNames:
@@ -212,17 +215,13 @@ def _read_encoder(path: Path) -> str:
     return FeatureStore.open(path).job.encoder if path.is_dir() else ""
 
 
-def _read_pairing(path: Path | None, n: int) -> np.ndarray[Any, Any]:
-    """Return the row of the first view for each of ``n`` texts; without a file, row to row."""
-    import numpy as np
-
+def _read_pairing(path: Path, n: int) -> Any:
+    """Return the row of the first view for each of ``n`` texts."""
     from diptych._persistence import map_npy
 
-    if path is None:
-        return np.arange(n)
     pairing = map_npy(path)
-    if pairing.shape != (n,) or pairing.dtype.kind not in "iu" or (n and pairing.min() < 0):
+    if pairing.shape != (n,) or pairing.dtype.kind not in "iu":
         raise InputError(
             f"{path} holds {pairing.dtype}{list(pairing.shape)}; expected {n} row numbers, one for each text."
         )
-    return pairing.astype(np.int64)
+    return pairing

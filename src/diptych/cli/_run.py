@@ -11,28 +11,30 @@ import inspect
 import json
 import os
 import re
-import shlex
-import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from diptych._checks import DataWarning, InputError, count
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from diptych.retrieval._encoders import Encoders
 
 OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
 """The options of the running command, by the parameter names of the library."""
+
+INTERRUPTED = {
+    **dict.fromkeys(("fit", "encode_images", "encode_text"), "run the same command again to resume"),
+    **dict.fromkeys(("add", "remove"), "the change may have been made; diptych info counts the items"),
+    "push": "the repository may be incomplete; run the same command again",
+    "serve": "the server has stopped",
+}
+"""What Ctrl+C leaves behind, for the message about it; other commands have written nothing."""
 
 RECALLS = {"r@1": "r@1", "r@5": "r@5", "r@10": "r@10", "median_rank": "median", "mean_rank": "mean rank"}
 
@@ -55,9 +57,6 @@ AsJson = Annotated[bool, run_option("Print one JSON object instead of tables.", 
 @dataclass(frozen=True)
 class RunOptions:
     """How a command runs and what it prints."""
-
-    interrupted: ClassVar[str] = "nothing was written"
-    """What Ctrl+C leaves behind, for the message about it."""
 
     threads: Threads = None
     quiet: Quiet = False
@@ -82,12 +81,6 @@ class RunOptions:
                 say(line)
 
 
-class ResumedRun(RunOptions):
-    """How a command runs that continues interrupted work."""
-
-    interrupted = "run the same command again to resume"
-
-
 def expand_options(function: Callable[..., None]) -> Callable[..., None]:
     """Return a command for typer: with the options of its groups, and errors in one sentence."""
     hints = get_type_hints(function, include_extras=True)
@@ -108,7 +101,9 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         run = next((value for value in values.values() if isinstance(value, RunOptions)), RunOptions())
-        with report_errors(run.interrupted), limit_threads(run.threads):
+        if run.silent:  # the libraries of the Hub read this when they are imported, which is later
+            os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+        with report_errors(function.__name__), limit_threads(run.threads):
             function(**values)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -143,7 +138,7 @@ def escape_controls(text: str) -> str:
 
 
 def say(line: str, *, error: bool = False) -> None:
-    """Print one line. Not by rich, which takes long to import and prints control characters."""
+    """Print one line."""
     print(escape_controls(line), file=sys.stderr if error else sys.stdout)
 
 
@@ -153,27 +148,21 @@ def print_json(content: dict[str, Any]) -> None:
     sys.stdout.write(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """Return a console that prints tables, with texts as they are."""
-    from rich.console import Console
+def align(rows: Iterable[Sequence[str]], numbers: slice = slice(0)) -> list[str]:
+    """Return the rows of a table as lines; the columns that ``numbers`` selects are aligned to the right.
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False)
-
-
-def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table whose first column is words and whose others are numbers."""
-    from rich.table import Table
-
-    table: Table = Table(title=title, title_justify="left")
-    for at, name in enumerate(columns):
-        table.add_column(name, justify="right" if at else "left")
-    for row in rows:
-        table.add_row(*map(escape_controls, row))
-    make_console().print(table)
+    No library draws it: a search should not wait for an import, and what is printed can be piped and copied.
+    """
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    right = range(len(columns))[numbers]
+    for at, column in enumerate(columns):
+        width = max(map(len, column))
+        columns[at] = [cell.rjust(width) if at in right else cell.ljust(width) for cell in column]
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 @contextlib.contextmanager
-def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
+def report_errors(command: str = "") -> Iterator[None]:
     """Print an error as one sentence and exit with 2, warnings as notes; on Ctrl+C exit with 130."""
 
     def print_note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
@@ -194,7 +183,7 @@ def report_errors(interrupted: str = "nothing was written") -> Iterator[None]:
         say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", error=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        say(f"interrupted; {interrupted}", error=True)
+        say(f"interrupted; {INTERRUPTED.get(command, 'nothing was written')}", error=True)
         raise typer.Exit(130) from None
 
 
@@ -212,26 +201,10 @@ def name_options(message: str) -> str:
     return re.sub(r"\b(sentence|text)s\[(\d+)\]", lambda match: f"{match[1]} {int(match[2]) + 1}", message)
 
 
-def name_program() -> str:
-    """Return what to write for ``diptych`` in a command to be pasted into the shell that runs this one."""
-    program = Path(sys.executable).with_name("diptych.exe" if os.name == "nt" else "diptych")
-    if not program.is_file():
-        return f"{shlex.quote(shorten(sys.executable))} -m diptych"
-    on_path = shutil.which("diptych")
-    is_same = on_path is not None and os.path.realpath(on_path) == os.path.realpath(program)
-    return "diptych" if is_same else shlex.quote(shorten(os.fspath(program)))
-
-
 def shorten(path: str) -> str:
     """Return a path below the working folder as relative to it."""
     here = os.path.join(os.path.realpath("."), "")
     return path[len(here) :] if path.startswith(here) else path
-
-
-def hide_library_bars(hidden: bool) -> None:
-    """Keep the libraries of the Hugging Face Hub from showing progress bars of their own."""
-    if hidden:  # they read this when they are imported, which is when they are needed
-        os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
 
 
 @contextlib.contextmanager

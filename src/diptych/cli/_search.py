@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diptych._checks import DataWarning, InputError, Task, with_article
+from diptych._checks import InputError, Task, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
 from diptych.cli._run import (
     RunOptions,
+    align,
     exit_if_unreadable,
     option,
-    print_json,
     say,
     shorten,
     split_readable,
@@ -65,9 +64,8 @@ class QueryOptions:
 
     def parse(self) -> dict[str, Any]:
         """Return the options as the library takes them: parts with the weights written behind."""
-        names = [field.name for field in fields(self) if field.name not in ("plus", "minus", "features")]
-        parts = {name: list(map(_read_part, getattr(self, name) or ())) for name in ("plus", "minus")}
-        return {name: getattr(self, name) for name in names} | parts
+        read = {name: value for name, value in vars(self).items() if name != "features"}
+        return read | {name: list(map(_read_part, read[name] or ())) for name in ("plus", "minus")}
 
 
 @dataclass(frozen=True)
@@ -147,11 +145,10 @@ def similar(
     """
     retriever = encoders.load(model)
     is_image = image or _is_file(query, retriever.encoders)
+    view, other_view = _order_views(is_image)
     if not options.is_composed:
-        query_view: View = "image" if is_image else "text"
-        what = with_article(retriever.views.of(query_view))
-        encoders.refuse("text" if is_image else "image", f"on {what}")
-    image_or_text: dict[str, Any] = {"image" if is_image else "text": query}
+        encoders.refuse(other_view, f"on {with_article(retriever.views.of(view))}")
+    image_or_text: dict[str, Any] = {view: query}
     _show_hits([query], [retriever.similar(**image_or_text, k=k, **options.parse())], options, run)
 
 
@@ -165,10 +162,7 @@ def _ask(
     run: RunOptions,
 ) -> None:
     """Search with texts, images or features, and show the hits."""
-    from diptych.data import open_features
-    from diptych.retrieval._items import QUERIED, SEARCHED
-
-    view, other_view = QUERIED[task], SEARCHED[task]
+    view, other_view = _order_views(task == "annotate")
     if not options.is_composed:
         encoders.refuse(other_view, "without --plus or --minus")
         if options.features is not None:
@@ -180,10 +174,19 @@ def _ask(
     unreadable: dict[str, str] = {}
     if view == "image" and names and len(names) > 1:
         names, unreadable = split_readable(names, retriever.encoders)
+    queries: Any = names
+    if options.features is not None:
+        from diptych.data import open_features
+
+        queries = open_features(options.features)
     find: Any = retriever.search if task == "search" else retriever.annotate
-    queries = names if options.features is None else open_features(options.features)
     _show_hits(names, find(queries, k, **options.parse()), options, run)
     exit_if_unreadable(unreadable)
+
+
+def _order_views(is_image: bool) -> tuple[View, View]:
+    """Return the view of a query, and the other one."""
+    return ("image", "text") if is_image else ("text", "image")
 
 
 def _is_file(query: str, encoders: Encoders) -> bool:
@@ -205,17 +208,15 @@ def _show_hits(
     inputs: Sequence[str] | None, results: Sequence[Hits], options: QueryOptions, run: RunOptions
 ) -> None:
     names = list(inputs) if inputs else [f"row {i}" for i in range(len(results))]
-    for name, hits in zip(names, results, strict=True):
+    answers = list(zip(names, results, strict=True))
+    for name, hits in answers:
         if words := hits.ignored_words:
             query = f" of {name!r}" if len(names) > 1 else ""
             more = f" and {len(words) - MAX_NAMED_WORDS} more" if len(words) > MAX_NAMED_WORDS else ""
-            note = f"ignored words{query} the model does not know: {', '.join(words[:MAX_NAMED_WORDS])}{more}"
-            warnings.warn(note, DataWarning, stacklevel=1)  # printed as a note
-    if run.as_json:
-        print_json({"answers": [_to_json(*answer) for answer in zip(names, results, strict=True)]})
-    elif not run.quiet:
-        for name, hits in zip(names, results, strict=True):
-            _print_hits(name, hits, options)
+            listed = ", ".join(words[:MAX_NAMED_WORDS])
+            say(f"note: ignored words{query} the model does not know: {listed}{more}", error=True)
+    lines = (line for answer in answers for line in _describe_hits(*answer, options))
+    run.show({"answers": [_to_json(*answer) for answer in answers]}, lines)
 
 
 def _to_json(name: str, hits: Hits) -> dict[str, Any]:
@@ -223,19 +224,17 @@ def _to_json(name: str, hits: Hits) -> dict[str, Any]:
     return {"query": name, "hits": [hit.to_json() for hit in hits], "ignored_words": words, "more": hits.more}
 
 
-def _print_hits(name: str, hits: Hits, options: QueryOptions) -> None:
-    """Print a query and a table of its hits, by hand: a search should not wait for the import of rich."""
-    columns = {"score": [f"{hit.score:.3f}" for hit in hits]}
-    probabilities = [hit.probability for hit in hits if hit.probability is not None]
-    if probabilities:
-        columns["probability"] = [f"{probability:.3f}" for probability in probabilities]
-    cells = [[title, *column] for title, column in columns.items()]
-    cells = [[f"{cell:>{max(map(len, column))}}" for cell in column] for column in cells]
-    say(name)
-    for *row, label in zip(*cells, ["item", *map(_label, hits)], strict=True):
-        say("  ".join([*row, label]))
+def _describe_hits(name: str, hits: Hits, options: QueryOptions) -> Iterator[str]:
+    """Return a query and a table of its hits."""
+    likely = any(hit.probability is not None for hit in hits)
+    rows = [("score", "probability", "item") if likely else ("score", "item")]
+    for hit in hits:
+        probability = () if hit.probability is None else (f"{hit.probability:.3f}",)
+        rows.append((f"{hit.score:.3f}", *probability, _label(hit)))
+    yield name
+    yield from align(rows, slice(0, -1))
     if not hits:
-        say(_explain_none(options))
+        yield _explain_none(options)
 
 
 def _explain_none(options: QueryOptions) -> str:

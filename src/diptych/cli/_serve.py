@@ -10,7 +10,7 @@ from typing import Annotated
 from diptych._checks import missing_package_error
 from diptych.cli._encoders import EncoderOptions
 from diptych.cli._options import Model
-from diptych.cli._run import Threads, option, report_errors, say
+from diptych.cli._run import Threads, option, say
 
 limit_option = partial(option, panel="Limits")
 
@@ -53,34 +53,33 @@ def serve(
 
     Example: `diptych serve model`
     """
-    with report_errors("the server has stopped"):
-        try:
-            from diptych.service._limits import Limits
-            from diptych.service._serve import serve as run
-        except ModuleNotFoundError:
-            raise missing_package_error("serving needs", "serve") from None
-        limits = Limits(
-            upload_bytes=int(max_upload_mb * 2**20),
-            file_bytes=int(max_file_mb * 2**20),
-            pixels=max_pixels,
-            k=max_k,
-            batch=max_batch,
-            concurrency=max_concurrency,
-            decode_seconds=decode_seconds,
-        )
-        run(
-            Path(model),
-            host=host,
-            port=port,
-            token=token,
-            writable=writable,
-            limits=limits,
-            log_queries=log_queries,
-            threads=threads,
-            quiet=quiet,
-            image_encoder=encoders.open_image_encoder(),
-            text_encoder=encoders.open_text_encoder(),
-            send_files=send_files,
-            browser=not no_browser and sys.stdout.isatty(),
-            say=say,
-        )
+    try:
+        from diptych.service._limits import Limits
+        from diptych.service._serve import serve as run
+    except ModuleNotFoundError:
+        raise missing_package_error("serving needs", "serve") from None
+    limits = Limits(
+        upload_bytes=int(max_upload_mb * 2**20),
+        file_bytes=int(max_file_mb * 2**20),
+        pixels=max_pixels,
+        k=max_k,
+        batch=max_batch,
+        concurrency=max_concurrency,
+        decode_seconds=decode_seconds,
+    )
+    run(
+        Path(model),
+        host=host,
+        port=port,
+        token=token,
+        writable=writable,
+        limits=limits,
+        log_queries=log_queries,
+        threads=threads,
+        quiet=quiet,
+        image_encoder=encoders.open_image_encoder(),
+        text_encoder=encoders.open_text_encoder(),
+        send_files=send_files,
+        browser=not no_browser and sys.stdout.isatty(),
+        say=say,
+    )

@@ -5,62 +5,47 @@ from typing import TYPE_CHECKING
 from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from diptych.data._encode import EncodedBlocks, Progress, encode_images, encode_texts, encoded_blocks
+    from diptych.data._encode import encode_images, encode_texts
     from diptych.data._feature_store import FeatureStore
     from diptych.data._inspect import PairsReport, inspect_pairs
     from diptych.data._matrix_files import open_features
     from diptych.data._pairs import (
-        PROTOCOLS,
         PairedDataset,
         PairedViews,
-        ProtocolRun,
-        ProtocolSplits,
         join,
         split_by_image,
-        split_by_protocol,
     )
     from diptych.data._readers import read_pairs
     from diptych.data._shards import Shards, shards
 
 __all__ = [
-    "PROTOCOLS",
-    "EncodedBlocks",
     "FeatureStore",
     "PairedDataset",
     "PairedViews",
     "PairsReport",
-    "Progress",
-    "ProtocolRun",
-    "ProtocolSplits",
     "Shards",
     "encode_images",
     "encode_texts",
-    "encoded_blocks",
     "inspect_pairs",
     "join",
     "open_features",
     "read_pairs",
     "shards",
     "split_by_image",
-    "split_by_protocol",
 ]
 
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
-        "_encode": ["EncodedBlocks", "Progress", "encode_images", "encode_texts", "encoded_blocks"],
+        "_encode": ["encode_images", "encode_texts"],
         "_feature_store": ["FeatureStore"],
         "_inspect": ["PairsReport", "inspect_pairs"],
         "_matrix_files": ["open_features"],
         "_pairs": [
-            "PROTOCOLS",
             "PairedDataset",
             "PairedViews",
-            "ProtocolRun",
-            "ProtocolSplits",
             "join",
             "split_by_image",
-            "split_by_protocol",
         ],
         "_readers": ["read_pairs"],
         "_shards": ["Shards", "shards"],

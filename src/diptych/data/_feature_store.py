@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych._checks import InputError, check_choice
+from diptych._checks import InputError
 from diptych._persistence import (
     CONFIG,
     FORMAT_VERSION,
@@ -133,18 +133,12 @@ class FeatureStore:
                 f"{folder} has {features.dtype}{list(features.shape)} features and {len(ids)} ids; expected "
                 f"{config.rows} rows of {job.dimension} in {job.dtype}. Encode again into an empty folder."
             )
-        store = cls(folder, features, ids, skipped, job, config.checksum)
-        if verify:
-            store.verify()
-        return store
-
-    def verify(self) -> None:
-        """Read the whole array and raise an ``InputError`` if it has changed since it was written."""
-        if file_digest(self.folder / _FEATURES) != self.checksum:
+        if verify and file_digest(folder / _FEATURES) != config.checksum:
             raise InputError(
-                f"{self.folder / _FEATURES} has changed since it was written (its checksum differs); encode "
-                "again into an empty folder."
+                f"{folder / _FEATURES} has changed since it was written (its checksum differs); encode again "
+                "into an empty folder."
             )
+        return cls(folder, features, ids, skipped, job, config.checksum)
 
     def rows_of(self, ids: Iterable[str]) -> NDArray[np.int64]:
         """Return the row of each id; −1 for one that has none."""
@@ -163,27 +157,18 @@ def open_finished(folder: str | os.PathLike[str], job: Job) -> FeatureStore | No
     return store
 
 
-def read_job(folder: str | os.PathLike[str]) -> Job | None:
-    """Return the job of the store in ``folder``, finished or not; None if there is no store."""
-    for name, schema in ((CONFIG, _StoreConfig), (_WORK, _Work)):
-        path = Path(folder) / name
-        if path.is_file():
-            return convert(read_json(path), schema, path).job
-    return None
-
-
 class StoreWriter:
     """Writes a store into a new or empty folder, or one where the same job was interrupted."""
 
     def __init__(self, folder: str | os.PathLike[str], job: Job) -> None:
         from filelock import FileLock, Timeout
 
-        check_choice(job.dtype, DTYPES, "dtype")
-        self.folder, self.job = Path(folder), job
+        self.folder = Path(folder)
+        # Resumed work keeps its batch size, because the last bits of a feature may depend on it.
+        self.job = job = _find_interrupted(self.folder, job) or job
         self.done, self.rows = 0, 0
         self.skipped: list[tuple[int, str]] = []
         self._row_bytes = job.dimension * np.dtype(job.dtype).itemsize
-        _check_usable(self.folder, job)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder / LOCK)
         try:
@@ -280,15 +265,19 @@ class StoreWriter:
         self._data.truncate(_HEADER_BYTES + self.rows * self._row_bytes)
 
 
-def _check_usable(folder: Path, job: Job) -> None:
+def _find_interrupted(folder: Path, job: Job) -> Job | None:
+    """Return the job that was interrupted in a folder; raise if anything else is there."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder for the features.")
     check_own(real_folder(folder), *_FILES)
-    previous = read_job(folder)
-    if previous is not None:
-        _check_same_job(previous, job, folder)
-    elif folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+    for name, schema in ((CONFIG, _StoreConfig), (_WORK, _Work)):
+        if (path := folder / name).is_file():
+            previous = convert(read_json(path), schema, path).job
+            _check_same_job(previous, job, folder)
+            return previous
+    if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise InputError(f"{folder} holds other files; give an empty or a new folder for the features.")
+    return None
 
 
 def _check_same_job(previous: Job, job: Job, folder: Path) -> None:

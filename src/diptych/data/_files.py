@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from diptych._checks import InputError, missing_package_error
+from diptych._checks import InputError, import_package
 
 MAX_TEXT_BYTES = 2 * 2**30
 """The largest text file that is read; the largest published file of pairs has 0.15 GiB."""
@@ -223,10 +223,7 @@ def _expand_pattern(name: str, options: StorageOptions) -> list[str]:
 
 def _find_filesystem(name: str, options: StorageOptions) -> tuple[Any, str]:
     """Return the file system of a URL, and the path of the file in it."""
-    try:
-        core = importlib.import_module("fsspec.core")
-    except ImportError:
-        raise missing_package_error(f"{name} needs", "zarr", "fsspec") from None
+    core = import_package("fsspec.core", f"{name} needs", "zarr", "fsspec")
     try:
         return core.url_to_fs(name, **(options or {}))  # type: ignore[no-any-return]
     except (ImportError, ValueError) as error:  # an unknown protocol, or one whose library is missing

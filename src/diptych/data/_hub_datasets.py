@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 
 from PIL import Image
 
-from diptych._checks import DataWarning, InputError, count, missing_package_error
+from diptych._checks import DataWarning, InputError, count, import_package
 from diptych.data._files import explain_hub_errors
 from diptych.data._pairs import normalize_split
 from diptych.data._tables import Rows
@@ -155,10 +155,7 @@ class HubDataset:
 
 def open_hub_dataset(name: str) -> HubDataset:
     """Open ``hf:user/name``, or ``hf:./folder``; ``?config=…&split=…&revision=…`` may follow."""
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError:
-        raise missing_package_error(f"{name} needs", "hub") from None
+    datasets = import_package("datasets", f"{name} needs", "hub")
     source, _, query = name.removeprefix(PREFIX).replace("\\", "/").partition("?")
     settings = parse_qs(query, keep_blank_values=True)
     folder = Path(source).expanduser() if re.match(r"[./~]|[A-Za-z]:", source) else None

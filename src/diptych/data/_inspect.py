@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, with_article
+from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, plural, with_article
+from diptych._progress import progress_bar
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
-from diptych.data._readers import read_pairs
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS, EXTENSIONS, UnreadableImage, open_image
 from diptych.encoders._image import open_input
 
@@ -59,8 +58,6 @@ class PairsReport:
         Whether the image files were opened; not if their paths are unknown.
     views
         What the problems call an image and a text.
-    problems
-        One sentence for each kind of problem.
     """
 
     images: int
@@ -76,9 +73,10 @@ class PairsReport:
     copies: tuple[tuple[str, ...], ...] = ()
     images_checked: bool = False
     views: ViewNames = IMAGE_AND_TEXT
-    problems: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One sentence for each kind of problem."""
         image, caption = self.views.image, self.views.caption
         kinds = (
             (image, " cannot be found", self.missing),
@@ -87,10 +85,9 @@ class PairsReport:
             (f"empty {caption}", "", self.empty_captions),
             (image, " in more than one split (leakage)", [" = ".join(group) for group in self.leaks]),
         )
-        sentences = (
+        return tuple(
             f"{count(len(names), noun)}{what}: {_list_some(names)}." for noun, what, names in kinds if names
         )
-        object.__setattr__(self, "problems", tuple(sentences))
 
     @property
     def ok(self) -> bool:
@@ -99,12 +96,11 @@ class PairsReport:
 
 
 def inspect_pairs(
-    pairs: PairedDataset | str | os.PathLike[str],
+    pairs: PairedDataset,
     *,
-    images: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     max_pixels: int = DEFAULT_MAX_PIXELS,
-    progress: Callable[[int, int], None] | None = None,
+    verbose: bool | None = None,
 ) -> PairsReport:
     """Open every image of some pairs and report what is wrong.
 
@@ -114,25 +110,19 @@ def inspect_pairs(
     Parameters
     ----------
     pairs
-        The pairs, or a file or folder that ``read_pairs`` reads.
-    images
-        For a file: the folder of the images, where ``path`` does not tell it.
+        The pairs, such as ``read_pairs`` returns.
     workers
         Decoding threads; None: one for each core, 8 at most.
     max_pixels
         Larger images count as unreadable.
-    progress
-        Called with the number of images opened so far and of all images.
+    verbose
+        Whether to show a progress bar, as in ``AWCCA``.
 
     Examples
     --------
     >>> inspect_pairs(PairedDataset.of([("cat.jpg", ["A cat.", ""]), ("dog.jpg", [])])).problems
     ('1 image without a caption: dog.jpg.', '1 empty caption: cat.jpg#1.')
     """
-    if not isinstance(pairs, PairedDataset):
-        pairs = read_pairs(pairs, images=images)
-    elif images is not None:
-        raise InputError("images= is for a file of pairs; leave it out for pairs that are read already.")
     missing: list[str] = []
     unreadable: list[tuple[str, str]] = []
     rows_by_pixels: dict[str, list[int]] = defaultdict(list)
@@ -150,15 +140,16 @@ def inspect_pairs(
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
 
     threads = thread_count(workers)
-    for row, result in enumerate(prefetch(digest, pairs.paths or (), threads, 4 * threads)):
-        if result is None:
-            missing.append(pairs.image_ids[row])
-        elif isinstance(result, InputError):
-            unreadable.append((pairs.image_ids[row], str(result)))
-        else:
-            rows_by_pixels[result].append(row)
-        if progress is not None:
-            progress(row + 1, pairs.n_images)
+    digests = prefetch(digest, pairs.paths or (), threads, 4 * threads)
+    with progress_bar(f"checking {plural(name)}", verbose) as show:
+        for row, result in enumerate(digests):
+            if result is None:
+                missing.append(pairs.image_ids[row])
+            elif isinstance(result, InputError):
+                unreadable.append((pairs.image_ids[row], str(result)))
+            else:
+                rows_by_pixels[result].append(row)
+            show((row + 1) / pairs.n_images)
     leaks: list[tuple[str, ...]] = []
     copies: list[tuple[str, ...]] = []
     for rows in rows_by_pixels.values():
@@ -192,7 +183,6 @@ def _digest_file(path: Path, name: str) -> str | InputError:
         return InputError(problem)
 
 
-def _list_some(names: Iterable[str]) -> str:
-    names = list(names)
+def _list_some(names: Sequence[str]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

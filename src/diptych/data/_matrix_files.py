@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
-import re
-import struct
 import zipfile
-import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych._checks import InputError, missing_package_error
+from diptych._checks import InputError, import_package
 from diptych._persistence import map_npy, map_tensors
 from diptych.data._feature_store import Features, FeatureStore
 from diptych.data._files import (
@@ -56,15 +52,13 @@ def open_features(
     Parameters
     ----------
     path
-        ``.npy``, ``.npz``, ``.safetensors``, ``.h5``/``.hdf5``, ``.mat`` (Karpathy's ``vgg_feats.mat``), or
-        the folder of a feature store. ``.npy``, safetensors and HDF5 files are memory-mapped, read-only, if
-        they are neither compressed nor chunked; others, and every ``.npz`` and ``.mat`` file before version
-        7.3, are read into memory.
+        ``.npy``, ``.npz``, ``.safetensors``, ``.h5``/``.hdf5``, or the folder of a feature store. ``.npy``,
+        safetensors and HDF5 files are memory-mapped, read-only, if they are neither compressed nor chunked;
+        others, and every ``.npz`` file, are read into memory.
     key
         Name of the array in a file that holds several; None: the only matrix in it.
     rows
-        The number of items that is expected. MATLAB keeps one item per column: the columns of a ``.mat``
-        file become rows, unless only its rows are as many as this.
+        The number of items that is expected.
     max_bytes
         A larger array that cannot be mapped raises an ``InputError``.
 
@@ -91,8 +85,6 @@ def open_features(
         raise InputError(
             f"{path} holds {matrix.dtype}{list(matrix.shape)}; expected a matrix of numbers, a row per item."
         )
-    if suffix == ".mat" and not (rows == matrix.shape[0] and rows != matrix.shape[1]):
-        matrix = matrix.T
     if rows is not None and matrix.shape[0] != rows:
         raise InputError(f"{path} has {matrix.shape[0]} rows; expected {rows}, one for each item.")
     return matrix
@@ -120,10 +112,7 @@ def _read_safetensors(path: Path, key: str | None, max_bytes: int) -> NDArray[An
 
 
 def _read_hdf5(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
-    try:
-        import h5py
-    except ImportError:
-        raise missing_package_error("HDF5 files need", "hdf5") from None
+    h5py = import_package("h5py", "HDF5 files need", "hdf5")
     with h5py.File(path, "r") as file:
         shapes: dict[str, tuple[int, ...]] = {}
 
@@ -143,32 +132,11 @@ def _read_hdf5(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
         return dataset[()]  # type: ignore[no-any-return]
 
 
-def _read_mat(path: Path, key: str | None, max_bytes: int) -> NDArray[Any]:
-    import scipy.io
-
-    with open(path, "rb") as file:
-        header = file.read(_MAT_HEADER_BYTES)
-        if b"MATLAB 7.3" in header:
-            # HDF5 gives MATLAB's columns as rows; turning them back lets one rule serve both versions.
-            return _read_hdf5(path, key, max_bytes).T
-        if header[124:128] != b"\x00\x01IM":
-            raise InputError(
-                f"{path} is not a little-endian MATLAB file of version 5 to 7.3; save it as one of these."
-            )
-        matrices = _list_mat_matrices(file)
-    name = _choose_matrix({name: shape for name, (shape, _) in matrices.items()}, key, path)
-    shape, dtype = matrices[name]
-    _check_size(math.prod(shape) * dtype.itemsize, max_bytes, str(path), _MAPPED)
-    contents = scipy.io.loadmat(path, appendmat=False, mat_dtype=True, variable_names=[name])
-    return contents[name]  # type: ignore[no-any-return]
-
-
 _READERS: dict[str, Callable[[Path, str | None, int], NDArray[Any]]] = {
     ".npy": lambda path, key, max_bytes: map_npy(path),
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,
     **dict.fromkeys((".h5", ".hdf5", ".hdf"), _read_hdf5),
-    ".mat": _read_mat,
 }
 
 
@@ -186,52 +154,6 @@ def _choose_matrix(shapes: Mapping[str, tuple[int, ...]], key: str | None, path:
     return matrices[0]
 
 
-_MAT_HEADER_BYTES = 128
-_MAT_COMPRESSED, _MAT_OPAQUE, _MAT_COMPLEX_FLAG = 15, 17, 0x0800
-_MAT_CLASSES = {
-    **{6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2"},
-    **{12: "i4", 13: "u4", 14: "i8", 15: "u8"},
-}
-_MAT_STORED_BYTES = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4, 6: 4, 7: 4, 9: 8, 12: 8, 13: 8}
-_MAT_VARIABLE_HEADER_BYTES = 1024
-"""More than flags, dimensions, name and tags of a matrix take together."""
-
-
-def _list_mat_matrices(file: BinaryIO) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Return shape and type of the real numeric arrays of a MATLAB file of version 5 to 7, by name.
-
-    Only these are given to SciPy, after the headers of all variables have been read here: SciPy 1.17 ends the
-    process (segmentation fault) where a damaged file names an unknown type for the numbers of an array.
-    """
-    variables: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
-    while len(tag := file.read(8)) == 8:
-        kind, size = struct.unpack("<II", tag)
-        end = file.tell() + size
-        head = file.read(min(size, _MAT_VARIABLE_HEADER_BYTES))
-        if kind == _MAT_COMPRESSED:
-            head = zlib.decompressobj().decompress(head, _MAT_VARIABLE_HEADER_BYTES)[8:]
-        (flags,) = struct.unpack_from("<I", head, 8)
-        file.seek(end)
-        if flags & 0xFF == _MAT_OPAQUE:  # has no name
-            continue
-        parts, position = [], 16
-        for _ in range(3):
-            kind, size = struct.unpack_from("<II", head, position)
-            position += 8
-            if kind >> 16:  # small data share the eight bytes of their tag
-                kind, size, position = kind & 0xFFFF, kind >> 16, position - 4
-            parts.append((kind, size, head[position : position + size]))
-            position += size + -(position + size) % 8
-        (_, _, dimensions), (_, _, name), (stored, stored_bytes, _) = parts
-        shape = tuple(np.frombuffer(dimensions, "<i4").tolist())
-        plain = flags & 0xFF in _MAT_CLASSES and not flags & _MAT_COMPLEX_FLAG
-        whole = math.prod(shape) * _MAT_STORED_BYTES.get(stored, 0) == stored_bytes
-        dtype = np.dtype(_MAT_CLASSES[flags & 0xFF]) if plain and whole and stored_bytes else None
-        # SciPy reads the first of several variables with one name.
-        variables.setdefault(name.decode("latin-1"), None if dtype is None else (shape, dtype))
-    return {name: matrix for name, matrix in variables.items() if matrix is not None}
-
-
 _MAPPED = "save it as .npy, which is mapped"
 
 
@@ -243,10 +165,7 @@ def _check_size(size: int, max_bytes: int, subject: str, remedy: str) -> None:
         )
 
 
-_PARQUET_BATCH_ROWS = 4096
 _NPY_HEADER_BYTES = 2**16
-_ZARR_METADATA_BYTES = 2**20
-_ZARR_NUMBERS = re.compile(r"(float(16|32|64)|u?int(8|16|32|64)|[<>|][fiu][1248])")
 _ZARR_CODECS = (
     *("bytes", "transpose", "gzip", "zstd", "blosc", "crc32c", "sharding_indexed"),
     *("zlib", "lz4", "bz2", "lzma", "shuffle"),
@@ -263,7 +182,6 @@ class Matrix:
     width: int
     dtype: str
     key: str | None = None  # of the column or array; None: the only one in the file
-    grain: int = 1  # rows that are packed together: ranges that keep to multiples of it unpack nothing twice
     offset: int = 0  # of the numbers of a remote ``.npy`` file
     version: str = ""  # changes when the content does
     options: StorageOptions = field(default=None, repr=False)  # may hold secrets, so never shown
@@ -370,11 +288,8 @@ def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes
             batch = next(file.iter_batches(1, columns=[key]), None)
             first = None if batch is None else batch.column(0)[0]
             width = 0 if first is None or first.as_py() is None else len(first)
-        # Blocks can keep to row groups only if these have one size.
-        same_size = groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0]
         dtype = np.dtype(fields[key].value_type.to_pandas_dtype()).str
-        grain = groups[0] if same_size else 1
-        return Matrix(name, sum(groups), width, dtype, key, grain)
+        return Matrix(name, sum(groups), width, dtype, key)
 
 
 def _read_parquet(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
@@ -382,34 +297,22 @@ def _read_parquet(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
     with _parquet_file(matrix.name, matrix.options) as file:
         ends = list(accumulate(_group_rows(file)))
         first, last = bisect_right(ends, start), bisect_right(ends, stop - 1)
-        position = ends[first - 1] if first else 0
-        parts = []
-        groups = range(first, last + 1)
-        for batch in file.iter_batches(_PARQUET_BATCH_ROWS, groups, columns=[matrix.key]):
-            low, high = max(start - position, 0), min(stop - position, len(batch))
-            if low < high:
-                column = batch.column(0).slice(low, high - low)
-                lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
-                if column.null_count or np.any(lengths != matrix.width):
-                    raise InputError(
-                        f"{matrix.name}: column {matrix.key!r} has vectors of other lengths than "
-                        f"{matrix.width}, or none in some rows; write vectors of one length."
-                    )
-                numbers = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
-                parts.append(numbers.reshape(-1, matrix.width))
-            position += len(batch)
-            if position >= stop:
-                break
-    return np.concatenate(parts) if parts else np.empty((0, matrix.width), matrix.dtype)
+        column = file.read_row_groups(range(first, last + 1), columns=[matrix.key]).column(0)
+        column = column.slice(start - (ends[first - 1] if first else 0), stop - start).combine_chunks()
+    lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
+    if column.null_count or np.any(lengths != matrix.width):
+        raise InputError(
+            f"{matrix.name}: column {matrix.key!r} has vectors of other lengths than {matrix.width}, or none "
+            "in some rows; write vectors of one length."
+        )
+    numbers = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
+    return numbers.reshape(-1, matrix.width)
 
 
 @contextmanager
 def _parquet_file(name: str, options: StorageOptions) -> Iterator[Any]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise missing_package_error("Parquet files need", "parquet") from None
-    with open_file(name, options) as file, pyarrow.parquet.ParquetFile(file) as table:
+    parquet = import_package("pyarrow.parquet", "Parquet files need", "parquet")
+    with open_file(name, options) as file, parquet.ParquetFile(file) as table:
         yield table
 
 
@@ -425,89 +328,57 @@ def _group_rows(file: Any) -> list[int]:
 
 
 def _open_zarr(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
-    _import_zarr(name)
-    shape, chunk_rows, dtype = _check_zarr(_zarr_path(name, key), options, max_bytes)
-    return Matrix(name, *shape, dtype, key, chunk_rows)
+    array = _open_zarr_array(name, key, options, max_bytes)
+    rows, width = array.shape
+    return Matrix(name, rows, width, array.dtype.str, key)
 
 
 def _read_zarr(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
-    """Read the chunks of some rows of an array of format 2 or 3."""
-    path = _zarr_path(matrix.name, matrix.key)
-    _check_zarr(path, matrix.options, matrix.max_bytes)  # it may have changed since it was opened
-    zarr, store = _import_zarr(matrix.name), path
-    if is_remote(path):  # through fsspec, because Zarr would treat some URLs as stores of its own
-        options = dict(matrix.options or {})
-        store = zarr.storage.FsspecStore.from_url(path, storage_options=options, read_only=True)
-    return np.asarray(zarr.open_array(store, mode="r")[start:stop])
+    # It is checked again, because it may have changed since it was opened.
+    array = _open_zarr_array(matrix.name, matrix.key, matrix.options, matrix.max_bytes)
+    return np.asarray(array[start:stop])
 
 
-def _zarr_path(name: str, key: str | None) -> str:
-    if key is None:
-        return name
-    contained_path(name, key)  # raises if the key leads out of the group
-    return f"{name.rstrip('/')}/{key}"
-
-
-def _check_zarr(path: str, options: StorageOptions, max_bytes: int) -> tuple[tuple[int, int], int, str]:
-    """Return shape, rows of a chunk and type of an array, after checking that it is safe to read.
-
-    The metadata is checked before Zarr sees it, because it names the codecs that Zarr will run.
-    """
-    metadata = _read_zarr_metadata(path, options)
+def _open_zarr_array(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Any:
+    """Open an array of format 2 or 3 that is safe to read: a matrix of numbers, packed by known codecs."""
+    zarr = import_package("zarr", f"{name} needs", "zarr")
+    path = name
+    if key is not None:
+        contained_path(name, key)  # raises if the key leads out of the group
+        path = f"{name.rstrip('/')}/{key}"
     with explain_errors(path):
-        if metadata["zarr_format"] == 2:
-            chunks, dtype = metadata["chunks"], metadata["dtype"]
-            codecs = [codec for codec in (metadata["compressor"], *(metadata["filters"] or ())) if codec]
-        else:
-            if metadata["node_type"] != "array":
-                raise InputError(f"{path} is a Zarr group; name the array in it with a key.")
-            chunks, dtype = metadata["chunk_grid"]["configuration"]["chunk_shape"], metadata["data_type"]
-            codecs = [*metadata["codecs"], *metadata.get("storage_transformers", ())]
-        unknown_codecs = sorted({str(codec) for codec in _codec_names(codecs)} - set(_ZARR_CODECS))
-        shape = tuple(int(n) for n in metadata["shape"])
-        chunks = tuple(int(n) for n in chunks)
-        plain = isinstance(dtype, str) and _ZARR_NUMBERS.fullmatch(dtype)
-    if unknown_codecs:
+        store: Any = path
+        if is_remote(path):  # through fsspec, because Zarr would treat some URLs as stores of its own
+            store = zarr.storage.FsspecStore.from_url(
+                path, storage_options=dict(options or {}), read_only=True
+            )
+        array: Any = zarr.open(store, mode="r")
+        if isinstance(array, zarr.Group):
+            raise InputError(f"{path} is a Zarr group; name the array in it with a key.")
+        metadata: Any = array.metadata.to_dict()
+        codecs = [metadata.get("compressor"), *(metadata.get("filters") or ())]  # of format 2
+        codecs += [*metadata.get("codecs", ()), *metadata.get("storage_transformers", ())]
+        unknown = sorted({str(codec) for codec in _codec_names(filter(None, codecs))} - set(_ZARR_CODECS))
+    if unknown:
         raise InputError(
-            f"{path} uses the codec {unknown_codecs[0]!r}, which is not read; write it with one of "
+            f"{path} uses the codec {unknown[0]!r}, which is not read; write it with one of "
             f"{', '.join(_ZARR_CODECS)}."
         )
-    if not plain or len(shape) != 2 or len(chunks) != 2 or min(*shape, *chunks) < 1:
-        raise InputError(f"{path} holds {dtype}{list(shape)}; expected a matrix of plain numbers.")
-    chunk_bytes = chunks[0] * chunks[1] * np.dtype(dtype).itemsize
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or min(array.shape) < 1:
+        shape = list(array.shape)
+        raise InputError(f"{path} holds {array.dtype}{shape}; expected a matrix of plain numbers.")
+    chunk_bytes = math.prod(array.shards or array.chunks) * array.dtype.itemsize
     _check_size(chunk_bytes, max_bytes, f"a chunk of {path}", "write smaller chunks")
-    return (shape[0], shape[1]), chunks[0], np.dtype(dtype).str
+    return array
 
 
-def _read_zarr_metadata(path: str, options: StorageOptions) -> Any:
-    for file in ("zarr.json", ".zarray"):
-        try:
-            content = read_bytes(f"{path}/{file}", 0, _ZARR_METADATA_BYTES, options)
-        except InputError:
-            continue
-        with explain_errors(f"{path}/{file}"):
-            return json.loads(content)
-    raise InputError(
-        f"{path} is not a Zarr array (no zarr.json or .zarray in it); check the name or the key."
-    )
-
-
-def _codec_names(codecs: Any) -> Iterator[Any]:
+def _codec_names(codecs: Iterable[Any]) -> Iterator[Any]:
     """Yield the names of all codecs, including those inside of others."""
     for codec in codecs:
-        # Format 2 names a codec by its id and format 3 by its name; both must be known if both are given.
-        yield from {codec[key] for key in ("name", "id") if key in codec} or {None}
+        yield codec.get("id") or codec.get("name")  # the first is of format 2, the second of format 3
         inner = codec.get("configuration") or {}
         for part in ("codecs", "index_codecs"):
             yield from _codec_names(inner.get(part) or ())
-
-
-def _import_zarr(name: str) -> Any:
-    try:
-        import zarr
-    except ImportError:
-        raise missing_package_error(f"{name} needs", "zarr") from None
-    return zarr
 
 
 _FORMATS = {

@@ -117,25 +117,29 @@ def read_pairs(
     """
     names = check_view_names(views)
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
+    settings = {"encoding": encoding, "metadata": metadata}
+    folder = None if images is None else Path(images)
+    options = _Options(folder, columns, encoding, metadata, max_bytes, names)
     if os.fspath(path).startswith(PREFIX):
-        for name, value in {"encoding": encoding, "metadata": metadata, "format": format}.items():
-            if value is not None:
-                raise InputError(f"{name} has no effect on {path}; leave it out.")
-        folder = None if images is None else Path(images)
-        pairs = _read_hub_dataset(os.fspath(path), _Options(folder, columns, None, None, max_bytes, names))
-        return pairs.with_views(names)
+        _refuse_useless(path, {**settings, "format": format})
+        return _read_hub_dataset(os.fspath(path), options).with_views(names)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a file of pairs or a folder of {plural(names.image)}.")
     if format is None:
         format, path = _detect_format(path)
     check_choice(format, tuple(_READERS), "format")
-    for name, value in {**columns, "encoding": encoding, "metadata": metadata}.items():
-        if value is not None and format != "table":
-            raise InputError(f"{path} is not a table, so {name} has no effect; leave it out.")
-    folder = None if images is None else _check_folder(images, names)
-    pairs = _READERS[format](path, _Options(folder, columns, encoding, metadata, max_bytes, names))
-    return pairs.with_views(names)
+    if format != "table":
+        _refuse_useless(f"{path}, which is not a table", {**columns, **settings})
+    if folder is not None:
+        _check_folder(folder, names)
+    return _READERS[format](path, options).with_views(names)
+
+
+def _refuse_useless(path: object, settings: Mapping[str, object]) -> None:
+    for name, value in settings.items():
+        if value is not None:
+            raise InputError(f"{name} has no effect on {path}; leave it out.")
 
 
 @dataclass(frozen=True)
@@ -302,7 +306,7 @@ def _read_flickr8k(folder: Path, options: _Options) -> PairedDataset:
 def _read_folder(folder: Path, options: _Options) -> PairedDataset:
     """Read files, in subfolders too, whose captions are the lines of the ``.txt`` file of the same name."""
     names = options.views
-    folder = _check_folder(folder, names)
+    _check_folder(folder, names)
     files = sorted(
         file
         for base, _, inside in os.walk(folder)
@@ -467,11 +471,9 @@ _READERS: dict[Format, Callable[[Path, _Options], PairedDataset]] = {
 }
 
 
-def _check_folder(folder: str | os.PathLike[str], names: ViewNames) -> Path:
-    folder = Path(folder)
+def _check_folder(folder: Path, names: ViewNames) -> None:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the folder that holds the {plural(names.image)}.")
-    return folder
 
 
 def _find_column(

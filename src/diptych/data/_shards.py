@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych._checks import InputError
 from diptych._persistence import map_npy
-from diptych.data._encode import BlockSequence
 from diptych.data._feature_store import Features, RowNumbers
 from diptych.data._files import Names, StorageOptions, expand_names, explain_errors, is_remote, read_bytes
 from diptych.data._matrix_files import LARGEST_PIECE, Matrix, open_matrix
@@ -137,8 +135,22 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Shards(BlockSequence[Shard]):
-    """Blocks in the order of their files; see ``shards``."""
+class Shards(Sequence[Shard]):
+    """Blocks in the order of their files, and a slice of them; see ``shards``."""
+
+    blocks: tuple[Shard, ...]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> Shard: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Shards: ...
+
+    def __getitem__(self, index: int | slice) -> Shard | Shards:
+        return Shards(self.blocks[index]) if isinstance(index, slice) else self.blocks[index]
 
     @property
     def n_x(self) -> int:
@@ -210,12 +222,12 @@ def _cut_in_order(xs: list[Matrix], ys: list[Matrix], captions: int, rows: int |
     starts = [0, *accumulate(y.rows for y in ys)]
     previous_rows = 0
     for x in xs:
-        for low, high in _cut_range(x.rows, images, (x.grain, max(1, ys[0].grain // captions))):
+        for low, high in _cut_range(x.rows, images):
             first, last = (previous_rows + low) * captions, (previous_rows + high) * captions
             pieces = (
                 Piece(y, max(first - start, 0), min(last - start, y.rows))
                 for y, start in zip(ys, starts, strict=False)
-                if start < last and first < start + y.rows
+                if max(first, start) < min(last, start + y.rows)
             )
             yield Shard(Piece(x, low, high), tuple(pieces), captions)
         previous_rows += x.rows
@@ -260,20 +272,16 @@ def _cut_by_number(
                 f"{x.rows - 1}; every entry must be a row of it."
             )
         width = x.width * min(1.0, x.rows / y.rows) + y.width
-        for start, stop in _cut_range(y.rows, rows or max(1, int(_BLOCK_BYTES / 4 / width)), (y.grain,)):
+        for start, stop in _cut_range(y.rows, rows or max(1, int(_BLOCK_BYTES / 4 / width))):
             block_pairing = np.array(pairing[start:stop], np.int64)
             yield Shard(Piece(x, 0, x.rows), (Piece(y, start, stop),), block_pairing)
 
 
-def _cut_range(rows: int, most: int, grains: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of about equal length, ``most`` at most, that keep to the grains as far as they can."""
+def _cut_range(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of about equal length, ``most`` at most."""
     if rows == 0:
         return
-    grain = math.lcm(*grains)
-    if grain > most:
-        grain = max((grain for grain in grains if grain <= most), default=1)
     step = -(-rows // -(-rows // most))
-    step = min(-(-step // grain) * grain, most // grain * grain)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
 

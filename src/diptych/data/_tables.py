@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from diptych._checks import InputError, is_unicode, missing_package_error
+from diptych._checks import InputError, import_package, is_unicode
 from diptych.data._files import explain_errors, read_lines
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -117,17 +117,13 @@ def _json_rows(path: Path, max_bytes: int) -> Rows:
 
 
 def _open_parquet(path: Path, max_bytes: int) -> tuple[list[str], Rows]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise missing_package_error("Parquet files need", "parquet") from None
+    parquet = import_package("pyarrow.parquet", "Parquet files need", "parquet")
     with explain_errors(str(path)):
         # Repeated texts stay codes of a dictionary, so that their size is known before they are unpacked.
-        file = pyarrow.parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path)
         leaves = [file.schema.column(i) for i in range(len(file.schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        file = pyarrow.parquet.ParquetFile(path, read_dictionary=texts)
+        file = parquet.ParquetFile(path, read_dictionary=texts)
         groups = range(file.metadata.num_row_groups)
         packed_size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from diptych.encoders._networks import NetworkEncoder, OnnxEncoder
     from diptych.encoders._preprocessing import PRESETS, Recipe
     from diptych.encoders._text import SentenceEncoder, sentence_encoder
-    from diptych.encoders._word_vectors import WordVectors, read_word_vectors
-    from diptych.encoders._words import Coverage, learn_word_vectors, tokenize
+    from diptych.encoders._vector_files import read_word_vectors
+    from diptych.encoders._word_vectors import WordVectors, learn_word_vectors
+    from diptych.encoders._words import Coverage, tokenize
 
 __all__ = [
     "HKSE",
@@ -64,7 +65,8 @@ __getattr__, __dir__ = export_lazily(
         "_networks": ["NetworkEncoder", "OnnxEncoder"],
         "_preprocessing": ["PRESETS", "Recipe"],
         "_text": ["SentenceEncoder", "sentence_encoder"],
-        "_word_vectors": ["WordVectors", "read_word_vectors"],
-        "_words": ["Coverage", "learn_word_vectors", "tokenize"],
+        "_vector_files": ["read_word_vectors"],
+        "_word_vectors": ["WordVectors", "learn_word_vectors"],
+        "_words": ["Coverage", "tokenize"],
     },
 )

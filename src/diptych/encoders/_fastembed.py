@@ -18,7 +18,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -29,7 +29,8 @@ from diptych._checks import InputError, check_view, missing_package_error
 from diptych._persistence import file_digest, parse_json
 from diptych._threads import set_session_options
 from diptych.encoders._image import View, make_example
-from diptych.encoders._networks import list_network_files
+from diptych.encoders._networks import list_network_files, reopen
+from diptych.encoders._words import iterate_texts
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -98,14 +99,13 @@ class FastembedEncoder:
 
     def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Return the features of 8-bit RGB images, or of texts, one row for each."""
-        if isinstance(inputs, str):
-            raise InputError("texts is one string; pass a list of texts: [text].")
+        inputs = list(iterate_texts(inputs))
         if not inputs:
             return np.empty((0, self.dimension), np.float32)
         view = self._files.view
         try:
             # Queries are encoded as captions are, because the model of both views is fitted on captions.
-            rows = np.stack(list(self._model.embed(list(inputs), batch_size=_BATCH[view])))
+            rows = np.stack(list(self._model.embed(inputs, batch_size=_BATCH[view])))
         except Exception as error:  # fastembed passes on what onnxruntime and others raise
             raise InputError(f"{self.label} could not encode these {view}s ({error}).") from None
         features: np.ndarray[Any, Any] = check_view(rows, f"the output of {self.label}")
@@ -113,7 +113,8 @@ class FastembedEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A session cannot be pickled, so another process opens the files itself.
-        return _reopen, (self._files.view, self._files.source, self._files.folder, self.fingerprint)
+        files = self._files
+        return reopen, (partial(_open_again, files.view, files.source, files.folder), self.fingerprint)
 
 
 class FastembedImageEncoder(FastembedEncoder):
@@ -242,13 +243,8 @@ def _list_models(view: View, source: str = "") -> list[Description]:
     return [model for model in listed if not model["model"].startswith(_REGISTERED)]
 
 
-def _reopen(view: View, source: str, folder: Path, fingerprint: str) -> FastembedEncoder:
-    files = find_fastembed(view, source, folder)
-    if files.fingerprint != fingerprint:
-        raise InputError(
-            f"{files.folder} has not the same model as in the process that sent it; copy the same files."
-        )
-    return files.open()
+def _open_again(view: View, source: str, folder: Path) -> FastembedEncoder:
+    return find_fastembed(view, source, folder).open()
 
 
 def _recognise(folder: Path, listed: Sequence[Description]) -> Description | None:

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, move_like, namespace
-from diptych._checks import InputError, check_count, check_view
-from diptych.encoders._fitted_hkse import BLOCK_ROWS, QUERY_WORDS, FittedHKSE, ParametersConfig, Unknown
+from diptych._checks import InputError, check_count, check_seed, check_view
+from diptych._model_folder import Version, read_current, write_version
+from diptych.encoders._hkse_encoder import (
+    BLOCK_ROWS,
+    INSIDE,
+    KIND,
+    QUERY_WORDS,
+    HKSEEncoder,
+    ParametersConfig,
+    Unknown,
+    map_features,
+    read_hkse,
+    split_table,
+    write_hkse,
+)
 from diptych.encoders._kernels import (
+    Fourier,
     Kind,
-    check_gamma,
+    Seed,
     draw_fourier,
+    find_gamma,
     fourier_features,
     make_generator,
-    median_gamma,
 )
-from diptych.encoders._word_vectors import WordVectors, read_word_vectors
+from diptych.encoders._vector_files import read_word_vectors
+from diptych.encoders._word_vectors import WordVectors, learn_word_vectors
 from diptych.encoders._words import (
     Corpus,
+    Coverage,
     Text,
     Tokenizer,
-    learn_word_vectors,
     text_lengths,
     token_weights,
     tokenize,
@@ -37,7 +54,7 @@ _FOURIER_BLOCK_ROWS = 4096
 _GAMMA_STREAM, _WORD_STREAM, _SENTENCE_STREAM, _SENTENCE_OF_LINEAR_WORDS_STREAM = range(4)
 
 
-class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class HKSE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     r"""Hierarchical kernel sentence embedding: :math:`\Phi_\eta\big(\frac1n\sum_i \Phi_\gamma(a_i)\big)`.
 
     A text is the distribution of its words' vectors :math:`a_i`. Inner products of the features approximate
@@ -83,20 +100,15 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     coverage_
         ``Coverage`` of the training texts: vocabulary size, share of unknown tokens, most frequent unknown
         words, texts without a known word.
-    vectors_
-        The word vectors of the vocabulary.
-    word_table_
-        The features :math:`\Phi_\gamma` of each word of the vocabulary.
-    mean_
-        Mean of the training texts at the word level.
-    word_weights_, word_offsets_, sentence_weights_, sentence_offsets_
-        Frequencies and phases at each level; None if it is linear.
+    encoder_
+        What a search needs of it: an encoder with the word vectors, their features, and the draws of both
+        levels, which is what ``save`` writes.
 
     Notes
     -----
     Unknown words are skipped. A training text without a known word (in ``fit_transform``, or in
-    ``transform(..., unknown="mean")``) gets ``mean_`` at the word level, which is then mapped like any other
-    text. A query without a known word (in ``transform``) is an error that names its words.
+    ``transform(..., unknown="mean")``) gets the training mean at the word level, which is then mapped like
+    any other text. A query without a known word (in ``transform``) is an error that names its words.
 
     Examples
     --------
@@ -123,7 +135,7 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         sentence_features: int = 2000,
         gamma: float | Literal["median"] = "median",
         eta: float = 0.01,
-        random_state: Any = 0,
+        random_state: Seed = 0,
         tokenizer: Tokenizer = tokenize,
         query_words: int = QUERY_WORDS,
     ) -> None:
@@ -140,19 +152,18 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def fit(self, texts: Iterable[Text], y: None = None) -> HKSE:
         """Find the vocabulary of texts (strings, or lists of words), set γ, and draw the random features."""
-        self._fit(self._read(texts))
-        return self
+        return self._take(self._make_encoder(self._read(texts)))
 
     def fit_transform(self, texts: Iterable[Text], y: None = None) -> Array:
-        """Fit, and return the features of the training texts; a text without a known word gets ``mean_``."""
+        """Fit, and return the features of the training texts; one without a known word gets their mean."""
         corpus = self._read(texts)
-        self._fit(corpus)
-        rows, ends = corpus.lookup(self.vectors_.index)
+        encoder = self._take(self._make_encoder(corpus)).encoder_
+        rows, ends = corpus.lookup(encoder.vectors.index)
         edges = [*range(0, len(ends), BLOCK_ROWS), len(ends)]
         parts = []
         for first, last in itertools.pairwise(edges):
             start = ends[first - 1] if first else 0
-            parts.append(self._embed(rows[start : ends[last - 1]], ends[first:last] - start))
+            parts.append(encoder.embed(rows[start : ends[last - 1]], ends[first:last] - start))
         return namespace(parts[0]).concat(parts)
 
     def transform(self, texts: Iterable[Text], *, unknown: Unknown = "error") -> Array:
@@ -160,7 +171,47 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
         For a text without a known word, ``unknown`` raises an ``"error"`` or uses the training ``"mean"``.
         """
-        return super().transform(texts, unknown=unknown)  # defined here, so that scikit-learn wraps it
+        check_is_fitted(self)
+        return self.encoder_.encode(texts, unknown=unknown)
+
+    def transform_blocks(
+        self, texts: Iterable[Text], block_rows: int = BLOCK_ROWS, *, unknown: Unknown = "error"
+    ) -> Iterator[Array]:
+        """Return the features of a stream of texts block by block; one block is in memory at a time."""
+        check_is_fitted(self)
+        return self.encoder_.encode_blocks(texts, block_rows, unknown=unknown)
+
+    def coverage(self, texts: Iterable[Text]) -> Coverage:
+        """Return how much of these texts is known."""
+        check_is_fitted(self)
+        return Corpus.of(texts, self.tokenizer).coverage(self.encoder_.query_words)
+
+    def to(self, device: Any) -> HKSE:
+        """Return a copy whose arrays, and whose features, are torch tensors on ``device``."""
+        check_is_fitted(self)
+        return copy.copy(self)._take(self.encoder_.to(device))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model to a folder, as safetensors and JSON, atomically."""
+        check_is_fitted(self)
+        write_version(folder, KIND, lambda path: write_hkse(self.encoder_, path))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> HKSE:
+        """Read a model that ``save`` wrote, or the text encoder in the model folder of a retriever.
+
+        A model with its own tokenizer needs that tokenizer here, because functions are not saved.
+        """
+
+        def read(version: Version) -> HKSEEncoder:
+            inside = version.path / INSIDE
+            return read_hkse(inside if inside.is_dir() else version.path, tokenizer)
+
+        encoder: HKSEEncoder = read_current(folder, read)
+        parameters = msgspec.structs.asdict(encoder.parameters)
+        tables = encoder.join_tables()  # for a clone that is fitted again
+        model = cls(tables, **parameters, random_state=encoder.random_state, tokenizer=encoder.tokenizer)
+        return model._take(encoder)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -168,8 +219,14 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         tags.input_tags.two_d_array = False
         return tags
 
+    def _take(self, encoder: HKSEEncoder) -> HKSE:
+        self.encoder_ = encoder
+        self.vocabulary_, self.gamma_ = list(encoder.vectors.words), encoder.gamma
+        self.coverage_, self._n_features_out = encoder.coverage, encoder.dimension
+        return self
+
     def _read(self, texts: Iterable[Text]) -> Corpus:
-        ParametersConfig.of(self)  # refuses what cannot be used
+        self._check_parameters()
         if not callable(self.tokenizer):
             raise InputError(
                 f"tokenizer={self.tokenizer!r}; pass a function that splits a string into words."
@@ -179,45 +236,56 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             raise InputError("There are no texts; pass at least one.")
         return corpus
 
-    def _fit(self, corpus: Corpus) -> None:
-        table = self._table(corpus)
-        self.vocabulary_ = [word for word in corpus.words if word in table]
-        if not self.vocabulary_:
+    def _check_parameters(self) -> ParametersConfig:
+        values = {name: getattr(self, name) for name in ParametersConfig.__struct_fields__}
+        return ParametersConfig(
+            **{name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}
+        )
+
+    def _make_encoder(self, corpus: Corpus) -> HKSEEncoder:
+        """Return the encoder of these training texts."""
+        table = self._find_table(corpus)
+        vocabulary = [word for word in corpus.words if word in table]
+        if not vocabulary:
             raise InputError(
                 f"None of the {len(corpus.words)} words of the texts has a vector; "
                 "check the language and the letter case of the vectors."
             )
         # A file gives up to 50,000 further words, most of which no query has; they take half the space.
         halve = not isinstance(self.vectors, WordVectors)
-        self._take_table(table.first(self.vocabulary_), len(self.vocabulary_), halve=halve)
-        self.coverage_ = corpus.coverage(self.vectors_.index)
-        vectors = self.vectors_.matrix
-        self.gamma_ = None
-        self.word_weights_ = self.word_offsets_ = self.sentence_weights_ = self.sentence_offsets_ = None
+        vectors, query_words = split_table(table.first(vocabulary), len(vocabulary), halve=halve)
+        matrix, gamma, word_map, sentence_map = vectors.matrix, None, None, None
         if self.word == "rbf":
-            gamma = check_gamma(self.gamma)
-            generator = make_generator(self.random_state, _GAMMA_STREAM)
-            self.gamma_ = median_gamma(vectors, generator) if gamma == "median" else gamma
-            self.word_weights_, self.word_offsets_ = self._draw(
-                vectors, vectors.shape[1], self.word_features, self.gamma_, _WORD_STREAM
-            )
-        self._word_table = self._word_level(vectors)
-        width = self.word_table_.shape[1]
+            gamma = find_gamma(self.gamma, matrix, make_generator(self.random_state, _GAMMA_STREAM))
+            word_map = self._draw(matrix, vectors.dimensions, self.word_features, gamma, _WORD_STREAM)
+        word_table = map_features(word_map, matrix)
         if self.sentence == "rbf":
             # HKSE(lin, rbf) and HKSE(rbf, rbf) side by side must not share frequencies, even if m equals
             # the length of the word vectors.
             key = _SENTENCE_STREAM if self.word == "rbf" else _SENTENCE_OF_LINEAR_WORDS_STREAM
-            self.sentence_weights_, self.sentence_offsets_ = self._draw(
-                vectors, width, self.sentence_features, float(self.eta), key
-            )
+            width = word_table.shape[1]
+            sentence_map = self._draw(matrix, width, self.sentence_features, float(self.eta), key)
         # The mean of the texts' means is one weighted sum of the table's rows.
-        rows, ends = corpus.lookup(self.vectors_.index)
+        rows, ends = corpus.lookup(vectors.index)
         n_texts = np.count_nonzero(text_lengths(ends))
-        weights = np.bincount(rows, token_weights(ends), len(self.vocabulary_)) / n_texts
-        self.mean_ = move_like(weights, vectors, dtype=vectors.dtype) @ self.word_table_
-        self._n_features_out = int(width if self.sentence == "lin" else self.sentence_features)
+        weights = np.bincount(rows, token_weights(ends), len(vocabulary)) / n_texts
+        has_seed = not isinstance(self.random_state, np.random.Generator)
+        return HKSEEncoder(
+            vectors=vectors,
+            query_words=query_words,
+            word_map=word_map,
+            sentence_map=sentence_map,
+            mean=move_like(weights, matrix, dtype=matrix.dtype) @ word_table,
+            parameters=self._check_parameters(),
+            random_state=check_seed(self.random_state) if has_seed else None,
+            tokenizer=self.tokenizer,
+            gamma=gamma,
+            coverage=corpus.coverage(vectors.index),
+            word_table=word_table,
+        )
 
-    def _table(self, corpus: Corpus) -> WordVectors:
+    def _find_table(self, corpus: Corpus) -> WordVectors:
+        """Return the vectors of the words of the training texts, and of the further words of queries."""
         if self.vectors is None:
             return learn_word_vectors(corpus, random_state=self.random_state)
         if isinstance(self.vectors, WordVectors):
@@ -238,13 +306,11 @@ class HKSE(FittedHKSE, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             "table, or None to learn vectors from the texts."
         )
 
-    def _draw(
-        self, like: Array, n_inputs: int, n_features: int, gamma: float, key: int
-    ) -> tuple[Array, Array]:
+    def _draw(self, like: Array, n_inputs: int, n_features: int, gamma: float, key: int) -> Fourier:
         # The width is part of the key, so that HKSE of different widths do not share frequencies.
         generator = make_generator(self.random_state, key, n_inputs)
         weights, offsets = draw_fourier(n_inputs, n_features, gamma, generator)
-        return move_like(weights, like), move_like(offsets, like)
+        return Fourier(move_like(weights, like), move_like(offsets, like))
 
 
 class RandomFourier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -282,7 +348,7 @@ class RandomFourier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     """
 
     def __init__(
-        self, n_features: int = 2000, *, gamma: float | Literal["median"] = "median", random_state: Any = 0
+        self, n_features: int = 2000, *, gamma: float | Literal["median"] = "median", random_state: Seed = 0
     ) -> None:
         self.n_features = n_features
         self.gamma = gamma
@@ -291,8 +357,8 @@ class RandomFourier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def fit(self, X: Any, y: Any = None) -> RandomFourier:
         """Set γ and draw the frequencies."""
         x = check_view(X)
-        n_features, gamma = check_count(self.n_features, "n_features"), check_gamma(self.gamma)
-        self.gamma_ = median_gamma(x, make_generator(self.random_state, 0)) if gamma == "median" else gamma
+        n_features = check_count(self.n_features, "n_features")
+        self.gamma_ = find_gamma(self.gamma, x, make_generator(self.random_state, 0))
         generator = make_generator(self.random_state, 1)
         self.weights_, self.offsets_ = draw_fourier(x.shape[1], n_features, self.gamma_, generator)
         self.n_features_in_, self._n_features_out = x.shape[1], n_features

@@ -1,4 +1,4 @@
-"""Image encoders: the protocol, any function as an encoder, a descriptor without weights, several as one.
+"""Image encoders: the protocol, any function as an encoder, a descriptor without weights.
 
 An encoder of the first view need not be one of images: see ``FunctionEncoder``.
 """
@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import count as count_from
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    cast,
+    runtime_checkable,
+)
 
 import numpy as np
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import InputError, check_choice, count
+from diptych._checks import InputError, check_choice
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS, UnreadableImage, is_image, open_image
 
 if TYPE_CHECKING:
@@ -156,14 +165,22 @@ def open_input(source: Any, inputs: Inputs, what: str, max_pixels: int = DEFAULT
     return path
 
 
+class PreparedInput(NamedTuple):
+    """What an encoder takes for one item, after the work that can run ahead; and which file or text it is."""
+
+    value: Any
+    source: str
+
+
 def prepare_input(encoder: ImageEncoder, source: Any, what: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Any:
     """Open one item for an encoder and do the work that can run ahead; return the error if that fails."""
     inputs = inputs_of(encoder)
     try:
-        opened = open_input(source, inputs, what, max_pixels)
-        if not isinstance(encoder, StagedEncoder):
-            return opened
-        return encoder.prepare(opened) if inputs == "images" else _try(encoder.prepare, opened, opened, what)
+        value = open_input(source, inputs, what, max_pixels)
+        name = "" if inputs == "images" else value
+        if isinstance(encoder, StagedEncoder):
+            value = encoder.prepare(value) if inputs == "images" else _try(encoder.prepare, value, name, what)
+        return value if isinstance(value, InputError) else PreparedInput(value, name)
     except InputError as problem:
         if inputs == "images" and not isinstance(problem, UnreadableImage):
             raise
@@ -171,20 +188,19 @@ def prepare_input(encoder: ImageEncoder, source: Any, what: str, max_pixels: int
 
 
 def encode_inputs(
-    encoder: ImageEncoder, prepared: list[Any], what: str
+    encoder: ImageEncoder, prepared: Sequence[PreparedInput], what: str
 ) -> tuple[np.ndarray[Any, Any], dict[int, InputError]]:
     """Return the features of what ``prepare_input`` returned, and by position the errors of those refused.
 
     If an encoder of files or texts fails, they are encoded one by one, to tell which of them it refuses.
     """
-    if isinstance(encoder, StagedEncoder):
-        return to_numpy(encoder.encode_prepared(prepared)), {}
-    if inputs_of(encoder) == "images":
-        return to_numpy(encoder.encode(prepared)), {}
+    encode = encoder.encode_prepared if isinstance(encoder, StagedEncoder) else encoder.encode
     try:
-        return to_numpy(encoder.encode(prepared)), {}
+        return to_numpy(encode([value for value, _ in prepared])), {}
     except Exception:
-        rows = [_try(encoder.encode, [source], source, what) for source in prepared]
+        if inputs_of(encoder) == "images":
+            raise
+        rows = [_try(encode, [value], source, what) for value, source in prepared]
     refused = {i: row for i, row in enumerate(rows) if isinstance(row, InputError)}
     readable = [to_numpy(row) for i, row in enumerate(rows) if i not in refused]
     if len({row.shape for row in readable}) > 1:
@@ -207,114 +223,6 @@ def _try(function: Callable[[Any], Any], argument: Any, source: str, what: str) 
             f"the {what} encoder failed on {shown} ({type(error).__name__}{reason}); let it raise "
             "InputError for what cannot be read, which is then left out."
         ) from error
-
-
-class SeveralEncoders:
-    """Encodes the same inputs with each of several encoders, and puts their features side by side.
-
-    ``widths`` are the numbers of features of each; empty until they are known.
-    """
-
-    def __init__(self, encoders: Sequence[Any], widths: Sequence[int] = ()) -> None:
-        self.encoders, self.widths = tuple(encoders), tuple(widths)
-
-    @property
-    def inputs(self) -> Inputs:
-        """What each of them takes."""
-        return inputs_of(self.encoders[0])
-
-    @property
-    def dimension(self) -> int:
-        """Number of columns of the features; 0 if that is not known before something is encoded."""
-        return sum(self.widths)
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies all of the encoders, in order; empty if one of them has nothing to identify it by."""
-        fingerprints = [str(getattr(encoder, "fingerprint", "")) for encoder in self.encoders]
-        return join_names(fingerprints) if all(fingerprints) else ""
-
-    def encode(self, inputs: Sequence[Any]) -> np.ndarray[Any, Any]:
-        """Return the features of inputs, one row per input."""
-        return self._join([encoder.encode(list(inputs)) for encoder in self.encoders], len(inputs))
-
-    def _join(self, features: Iterable[Any], n: int) -> np.ndarray[Any, Any]:
-        blocks = [to_numpy(block) for block in features]
-        for number, block in enumerate(blocks, start=1):
-            if block.ndim != 2 or len(block) != n:
-                raise InputError(
-                    f"encoder {number} of {len(blocks)} gave an array of shape {list(block.shape)} for "
-                    f"{count(n, 'input')}; expected one row for each."
-                )
-        widths = tuple(block.shape[1] for block in blocks)
-        if self.widths and n and widths != self.widths:
-            actual, expected = (", ".join(map(str, numbers)) for numbers in (widths, self.widths))
-            raise InputError(
-                f"the {len(blocks)} encoders gave {actual} features; expected {expected}. Give the same "
-                "encoders in the same order as when the model was fitted."
-            )
-        self.widths = widths if n else self.widths
-        return np.concatenate(blocks, axis=1)
-
-
-class SeveralImageEncoders(SeveralEncoders):
-    """Several encoders of images, which are decoded once for all of them; a ``StagedEncoder``."""
-
-    def encode(self, inputs: Sequence[Image.Image]) -> np.ndarray[Any, Any]:
-        """Return the features of 8-bit RGB images, one row per image."""
-        return self.encode_prepared([self.prepare(image) for image in inputs])
-
-    def prepare(self, image: Image.Image) -> tuple[Any, ...]:
-        """Do the work of each encoder that needs one image alone."""
-        return tuple(
-            encoder.prepare(image) if isinstance(encoder, StagedEncoder) else image
-            for encoder in self.encoders
-        )
-
-    def encode_prepared(self, prepared: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
-        """Return the features of images that went through ``prepare``, one row per image."""
-        features = []
-        for i, encoder in enumerate(self.encoders):
-            encode = encoder.encode_prepared if isinstance(encoder, StagedEncoder) else encoder.encode
-            features.append(encode([parts[i] for parts in prepared]))
-        return self._join(features, len(prepared))
-
-
-def join_encoders(view: View, encoders: Sequence[Any], widths: Sequence[int] = ()) -> Any:
-    """Return the encoders of a view as one encoder; a single one as it is."""
-    if len(encoders) == 1:
-        return encoders[0]
-    if view == "text":
-        return SeveralEncoders(encoders, widths)
-    if len(kinds := {inputs_of(encoder) for encoder in encoders}) > 1:
-        raise InputError(
-            f"these encoders take different inputs ({' and '.join(sorted(kinds))}); all encoders of a view "
-            "get the same."
-        )
-    dimensions = [int(encoder.dimension) for encoder in encoders]
-    widths = widths or (dimensions if all(dimensions) else ())
-    return (SeveralImageEncoders if kinds == {"images"} else SeveralEncoders)(encoders, widths)
-
-
-def split_encoders(encoder: Any) -> list[Any]:
-    """Return the encoders that ``join_encoders`` has joined; none for None."""
-    if isinstance(encoder, SeveralEncoders):
-        return list(encoder.encoders)
-    return [] if encoder is None else [encoder]
-
-
-def join_names(names: Iterable[str]) -> str:
-    """Return names, or fingerprints, of several encoders as one; "?" stands for one that has none."""
-    return " + ".join(name or "?" for name in names)
-
-
-def name_blocks(names: Iterable[str], taken: Collection[str]) -> list[str]:
-    """Return a name for each feature block that no other block has, with a number where one is needed."""
-    unique: list[str] = []
-    for name in names:
-        numbered = (name if i == 1 else f"{name} {i}" for i in count_from(1))
-        unique.append(next(block for block in numbered if block not in unique and block not in taken))
-    return unique
 
 
 _SIDE = 96

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import Array, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, check_choice, check_count, check_view
+from diptych._checks import InputError, check_choice, check_count, check_seed, check_view
 
 Kind: TypeAlias = Literal["lin", "rbf"]
 KINDS: tuple[Kind, ...] = ("lin", "rbf")
+Seed: TypeAlias = int | np.random.Generator | None
 Constants: TypeAlias = Literal["hoeffding", "paper"]
 _CONSTANTS = {"hoeffding": (8.0, 4.0), "paper": (0.5, 3.0)}
 """The factor of the number of features, and c, of Proposition 1."""
@@ -253,6 +254,13 @@ def _group_words(matrices: list[Array]) -> tuple[Array, Array]:
     return groups, xp.astype(lengths, matrices[0].dtype)
 
 
+class Fourier(NamedTuple):
+    """The draws of random Fourier features: frequencies W, inputs × features, and phases b."""
+
+    weights: Array
+    offsets: Array
+
+
 def fourier_features(x: Array, weights: Array, offsets: Array) -> Array:
     r"""Return :math:`\Phi(x) = \sqrt{2/m}\,\cos(xW + b)` for each row, as in Section 4 of the paper.
 
@@ -273,13 +281,11 @@ def fourier_features(x: Array, weights: Array, offsets: Array) -> Array:
     return features
 
 
-def draw_fourier(
-    n_inputs: int, n_features: int, gamma: float, rng: np.random.Generator
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def draw_fourier(n_inputs: int, n_features: int, gamma: float, rng: np.random.Generator) -> Fourier:
     r"""Draw frequencies :math:`W \sim \mathcal N(0, \gamma I)`, inputs × features, and phases in [0, 2π)."""
     weights = rng.standard_normal((n_inputs, n_features), dtype=np.float32)
     weights *= np.float32(gamma**0.5)
-    return weights, rng.uniform(0.0, 2.0 * np.pi, n_features).astype(np.float32)
+    return Fourier(weights, rng.uniform(0.0, 2.0 * np.pi, n_features).astype(np.float32))
 
 
 def median_gamma(x: Array, rng: np.random.Generator) -> float:
@@ -302,6 +308,12 @@ def median_gamma(x: Array, rng: np.random.Generator) -> float:
     return 1.0 / median
 
 
+def find_gamma(gamma: object, x: Array, rng: np.random.Generator) -> float:
+    """Return γ: the number that was given, or that of ``"median"`` for the rows of ``x``."""
+    checked = check_gamma(gamma)
+    return median_gamma(x, rng) if checked == "median" else checked
+
+
 def check_gamma(gamma: object, name: str = "gamma", *, median: bool = True) -> float | Literal["median"]:
     """Return ``gamma`` if it is a positive number, or ``"median"`` where that is allowed."""
     if median and isinstance(gamma, str) and gamma == "median":
@@ -311,15 +323,8 @@ def check_gamma(gamma: object, name: str = "gamma", *, median: bool = True) -> f
     raise InputError(f"{name}={gamma!r}; pass a positive number{' or median' if median else ''}.")
 
 
-def make_generator(random_state: Any, *key: int) -> np.random.Generator:
-    """Return the generator of ``key``; generators of different keys are independent."""
-    if random_state is None or (isinstance(random_state, Integral) and int(random_state) >= 0):
-        seed = None if random_state is None else int(random_state)
-        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+def make_generator(random_state: Seed, *key: int) -> np.random.Generator:
+    """Return the generator of ``key``; generators of different keys are independent. One is used as it is."""
     if isinstance(random_state, np.random.Generator):
         return random_state
-    if isinstance(random_state, np.random.RandomState):
-        return np.random.default_rng(random_state.randint(2**31, size=4))
-    raise InputError(
-        f"random_state={random_state!r}; pass an integer of at least 0, a NumPy generator, or None."
-    )
+    return np.random.default_rng(np.random.SeedSequence(check_seed(random_state), spawn_key=key))

@@ -196,8 +196,7 @@ def _make_encoder(
 
 
 def _import(library: str) -> Any:
-    missing = f"{library} is not installed; install it (pip install {library}), or use an ONNX file."
-    return import_package(library, InputError(missing))
+    return import_package(library, "this encoder, unlike one in an ONNX file, needs", package=library)
 
 
 def _unavailable_weights(source: str, error: Exception) -> InputError:

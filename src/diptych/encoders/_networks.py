@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -94,22 +95,26 @@ class NetworkEncoder:
 
     def encode_prepared(self, prepared: Sequence[Pixels]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the features of prepared images: for each, the average over its crops."""
+        # Images of one shape go through the network together, some crops at a time. That depends on the
+        # images alone, so that encoding the same images again gives the same bits.
+        rows_of_shapes: dict[tuple[int, ...], list[int]] = {}
+        for row, pixels in enumerate(prepared):
+            rows_of_shapes.setdefault(pixels.shape, []).append(row)
         features = np.empty((len(prepared), self.dimension), np.float32)
-        for rows in _group_by_shape(prepared):
-            features[rows] = self._run([prepared[row] for row in rows])
+        for (n_crops, height, width, _), rows in rows_of_shapes.items():
+            crops, step = (
+                np.concatenate([prepared[row] for row in rows]),
+                max(1, RUN_PIXELS // (height * width)),
+            )
+            parts = [self._run(crops[start : start + step]) for start in range(0, len(crops), step)]
+            features[rows] = np.concatenate(parts).reshape(len(rows), n_crops, -1).mean(axis=1)
         return features
 
-    def _run(self, prepared: Sequence[Pixels]) -> np.ndarray[Any, Any]:
-        batch = normalize_pixels(np.concatenate(prepared), self.recipe)
-        step = max(1, RUN_PIXELS // (batch.shape[2] * batch.shape[3]))
-        starts = range(0, len(batch), step)
-        parts = [pool_output(self.network(batch[i : i + step]), self.recipe) for i in starts]
-        per_crop = np.concatenate(parts).reshape(len(prepared), len(prepared[0]), -1)
-        return np.asarray(per_crop.mean(axis=1))
+    def _run(self, crops: Pixels) -> np.ndarray[Any, Any]:
+        return pool_output(self.network(normalize_pixels(crops, self.recipe)), self.recipe)
 
     def _measure_dimension(self) -> int:
-        pixels = self.prepare(make_example())[:1]
-        return int(pool_output(self.network(normalize_pixels(pixels, self.recipe)), self.recipe).shape[1])
+        return int(self._run(self.prepare(make_example())[:1]).shape[1])
 
 
 def recipe_fingerprint(name: str, recipe: Recipe) -> str:
@@ -135,21 +140,6 @@ def pool_output(output: np.ndarray[Any, Any], recipe: Recipe) -> np.ndarray[Any,
         'reduce; set pooling to "mean" for feature maps or tokens, "first" for a class token, or choose '
         "another output."
     )
-
-
-def _group_by_shape(prepared: Sequence[Pixels]) -> list[list[int]]:
-    """Group the rows of images of one shape, in order, so that each group fits into one run.
-
-    The groups depend on the images alone, so that encoding the same images again gives the same bits.
-    """
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for row, pixels in enumerate(prepared):
-        by_shape.setdefault(pixels.shape, []).append(row)
-    groups = []
-    for shape, rows in by_shape.items():
-        step = max(1, RUN_PIXELS // (shape[0] * shape[1] * shape[2]))
-        groups += [rows[i : i + step] for i in range(0, len(rows), step)]
-    return groups
 
 
 class OnnxEncoder(NetworkEncoder):
@@ -233,7 +223,10 @@ class OnnxEncoder(NetworkEncoder):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A session cannot be pickled, so another process opens the file itself.
-        return _reopen, (self._graph.path, self.recipe, self._threads, self.fingerprint)
+        return reopen, (
+            partial(OnnxEncoder, self._graph.path, self.recipe, threads=self._threads),
+            self.fingerprint,
+        )
 
 
 def network_fingerprint(path: str | os.PathLike[str], recipe: Recipe) -> str:
@@ -241,11 +234,12 @@ def network_fingerprint(path: str | os.PathLike[str], recipe: Recipe) -> str:
     return recipe_fingerprint(f"onnx:{_digest_network(Path(path))}", recipe)
 
 
-def _reopen(path: Path, recipe: Recipe, threads: int | None, fingerprint: str) -> OnnxEncoder:
-    encoder = OnnxEncoder(path, recipe, threads=threads)
+def reopen(open_encoder: Callable[[], Any], fingerprint: str) -> Any:
+    """Open an encoder that another process has sent; refuse it if its files are not the same here."""
+    encoder = open_encoder()
     if encoder.fingerprint != fingerprint:
         raise InputError(
-            f"{path} is not the same network as in the process that sent it; copy the same file."
+            f"{encoder.label} is not the same as in the process that sent it; copy the same files."
         )
     return encoder
 

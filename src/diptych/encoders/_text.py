@@ -7,16 +7,16 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from diptych._arrays import Array, namespace
-from diptych._checks import InputError, check_view, import_package, missing_package_error
+from diptych._arrays import Array
+from diptych._checks import InputError, check_view, import_package
 from diptych._persistence import file_digest
 from diptych.encoders._fastembed import FASTEMBED, open_fastembed
-from diptych.encoders._fitted_hkse import BLOCK_ROWS, FittedHKSE, hkse_fingerprint
-from diptych.encoders._words import Corpus, find_ignored_words, no_known_word, split_blocks, text_lengths
+from diptych.encoders._hkse_encoder import is_hkse
+from diptych.encoders._words import iterate_texts
 
 
 @runtime_checkable
@@ -79,8 +79,12 @@ def sentence_encoder(
         if os.fspath(source).startswith(FASTEMBED):
             return open_fastembed("text", os.fspath(source).removeprefix(FASTEMBED))
         return SentenceTransformersEncoder(source, device=device)
-    if isinstance(source, FittedHKSE):
-        return HKSEEncoder(source)
+    if is_hkse(source):
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(source)
+        encoder: SentenceEncoder = source.encoder_
+        return encoder
     for method in ("encode", "transform"):
         if callable(getattr(source, method, None)):
             fingerprint = str(getattr(source, "fingerprint", ""))
@@ -107,48 +111,13 @@ class CallableEncoder:
 
     def encode(self, texts: list[str]) -> Array:
         """Return the features of texts, one row per text."""
-        texts = _check_texts(texts)
+        texts = list(iterate_texts(texts))
         features = check_view(self._function(texts), "the encoder's output")
         if features.shape[0] != len(texts):
             raise InputError(
                 f"The encoder returned {features.shape[0]} rows for {len(texts)} texts; expected one each."
             )
         return features
-
-
-class HKSEEncoder:
-    """Encodes texts with a fitted HKSE; texts without a known word get the training mean."""
-
-    def __init__(self, hkse: FittedHKSE) -> None:
-        self.hkse = hkse
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A digest of the encoder, which takes a while to compute and which a search does not need."""
-        return hkse_fingerprint(self.hkse)
-
-    def encode(self, texts: list[str]) -> Array:
-        """Return the features of texts, one row per text."""
-        return self.hkse.transform(_check_texts(texts), unknown="mean")
-
-    def encode_queries(self, texts: list[str]) -> tuple[Array, list[tuple[str, ...]]]:
-        """Return the features of queries, one row per query, and the ignored (unknown) words of each.
-
-        A query without a known word is an error that names its words.
-        """
-        query_words, tokenizer = self.hkse._query_words, self.hkse.tokenizer
-        parts, ignored = [], list[tuple[str, ...]]()
-        for block in split_blocks(_check_texts(texts), BLOCK_ROWS):
-            corpus = Corpus.of(block, tokenizer)
-            rows, ends = corpus.lookup(query_words)
-            n_found, n_words = text_lengths(ends).tolist(), text_lengths(corpus.ends).tolist()
-            for text, n_in_text, total in zip(block, n_found, n_words, strict=True):
-                words = find_ignored_words(text, query_words, tokenizer) if n_in_text < total else ()
-                if n_in_text == 0:
-                    raise no_known_word(repr(text[:60]), words)
-                ignored.append(words)
-            parts.append(self.hkse._embed(rows, ends))
-        return namespace(parts[0]).concat(parts), ignored
 
 
 class SentenceTransformersEncoder(CallableEncoder):
@@ -159,9 +128,7 @@ class SentenceTransformersEncoder(CallableEncoder):
 
     def __init__(self, name: str | os.PathLike[str], *, device: str | None = None) -> None:
         name = os.fspath(name)
-        library = import_package(
-            "sentence_transformers", missing_package_error(f"the encoder {name!r} needs", "sentence")
-        )
+        library = import_package("sentence_transformers", f"the encoder {name!r} needs", "sentence")
         _check_version(library.__version__)
         pickled = [
             path
@@ -227,9 +194,3 @@ def _hide_progress() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _check_texts(texts: Any) -> list[str]:
-    if isinstance(texts, str):
-        raise InputError("texts is one string; pass a list of texts: [text].")
-    return list(texts)

@@ -1,24 +1,14 @@
-"""Tables of word vectors, and the files that they are read from.
-
-The files are those of word2vec, GloVe and fastText, read as a stream. The content decides the format,
-not the file name. Only the requested words are kept in memory. Nothing in a file is executed, and no memory
-is allocated because a header asks for it.
-"""
+"""Tables of word vectors, and learning them from texts."""
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import functools
-import gzip
-import io
 import itertools
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -26,29 +16,14 @@ from diptych._arrays import Array, to_numpy
 from diptych._checks import InputError, check_count, check_view
 from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import Schema, Tensors, take_array
+from diptych.encoders._kernels import Seed, make_generator
+from diptych.encoders._words import Corpus, Text
 
 KIND = "word-vectors"
 
-DEFAULT_MAX_BYTES = 4 * 2**30
-CHUNK_BYTES = 2**20
-MAX_DIMENSIONS = 2**16
-MAX_WORD_BYTES = 4096
-MAX_LINE_BYTES = 2**22
-
-Vector: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-Entry: TypeAlias = tuple[bytes, Vector | None, str]
-"""A word's bytes, its vector (None if it is not kept), and its place in the file for messages."""
-
-_OTHER_FORMATS = {
-    b"\xba\x16\x4f\x2f": "a fastText model (.bin); pass the .vec file published beside it",
-    b"PK\x03\x04": "a zip archive; unpack it and pass the file inside",
-    b"\x93NUMPY": "a NumPy array without words; pass WordVectors(words, numpy.load(path))",
-    **{
-        bytes([0x80, protocol]): "a Python pickle, which is never loaded; write it as word2vec text first"
-        for protocol in (2, 3, 4, 5)
-    },
-}
-_FORMATS = "expected word vectors (word2vec, GloVe or fastText .vec)."
+DEFAULT_DIMENSIONS = 300
+CONTEXT_POWER = 0.75
+MAX_VOCABULARY = 200_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,269 +165,93 @@ def take_words(tensors: Tensors, path: Path, name: str = "word") -> Callable[[],
     return decode
 
 
-def read_word_vectors(
-    path: str | os.PathLike[str],
-    words: Iterable[str] | None = None,
+def learn_word_vectors(
+    texts: Iterable[Text] | Corpus,
+    dimensions: int = DEFAULT_DIMENSIONS,
     *,
-    first: int = 0,
-    limit: int | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    min_count: int = 2,
+    random_state: Seed = 0,
 ) -> WordVectors:
-    r"""Read word vectors from a file.
+    """Learn word vectors from texts, for example from captions when there is no file of word vectors.
 
-    The formats are word2vec binary, word2vec text and fastText ``.vec`` (with a header line), and GloVe text
-    (without). Each may be gzipped. If a word occurs twice, its first vector is used.
+    Words that occur together with the same words get similar vectors: the matrix of positive pointwise
+    mutual information of words within a text is factorised by a truncated SVD. Captions are short, so the
+    whole text is the context of each word. All matrices are sparse; half a million captions take seconds.
 
     Parameters
     ----------
-    path
-        The file.
-    words
-        Words to keep; None: all. Words that are not in the file are left out.
-    first
-        Besides ``words``, keep the words of this many entries from the start, except entries that are
-        damaged; most files have frequent words first.
-    limit
-        Read at most this many entries from the start.
-    max_bytes
-        Refuse to keep more than this many bytes of vectors.
+    texts
+        Strings, or lists of words.
+    dimensions
+        Length of the vectors; at most the number of words.
+    min_count
+        Words that occur less often get no vector.
+    random_state
+        Seed of the randomised SVD.
 
     Returns
     -------
     WordVectors
-        float32 vectors in the order of the file.
+        Vectors of unit length, the most frequent words first.
 
     Examples
     --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder, "vectors.txt")
-    ...     _ = file.write_text("dog 1 0 0\ncat 0 1 0\ntree 0 0 1\n")
-    ...     read_word_vectors(file, ["tree", "dog", "unicorn"]).words
-    ('dog', 'tree')
+    >>> captions = ["a dog runs", "a dog jumps", "a cat sleeps", "a cat sits", "the cat sits", "the dog runs"]
+    >>> vectors = learn_word_vectors(captions, dimensions=3)
+    >>> vectors.words
+    ('a', 'dog', 'cat', 'runs', 'sits', 'the')
     """
-    path = Path(path)
-    check_count(first, "first", minimum=0)
-    if words is None and first:
-        raise InputError("first= is for entries besides words=; pass words=, or limit= in its place.")
-    if limit is not None and limit < 1:
-        raise InputError(f"limit={limit} is below 1; pass the number of entries to read, or None for all.")
-    if isinstance(words, str):
-        raise InputError("words is one string; pass a list of words.")
-    requested = None if words is None else {word.encode("utf-8", "surrogatepass") for word in words}
-    with _open_file(path) as stream:
-        file = _VectorFile(path, stream, requested, first)
-        return _collect(file, itertools.islice(_read_entries(file), limit), max_bytes)
-
-
-@contextlib.contextmanager
-def _open_file(path: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
-    """Open a file, plain or gzipped, to be read once from its start, so that pipes work too."""
-    try:
-        with open(path, "rb") as raw:
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            yield gzip.GzipFile(fileobj=raw) if packed else raw
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    corpus = texts if isinstance(texts, Corpus) else Corpus.of(texts)
+    check_count(dimensions, "dimensions")
+    counts = corpus.counts()
+    frequent = np.flatnonzero(counts >= check_count(min_count, "min_count"))
+    chosen = frequent[np.argsort(-counts[frequent], kind="stable")][:MAX_VOCABULARY]
+    if len(chosen) < 2:
         raise InputError(
-            f"{path}: the gzip data is damaged or truncated ({error}); download the file again."
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); pass a file.") from None
-
-
-@dataclass(frozen=True)
-class _VectorFile:
-    """An open file, and which entries of it are kept: those of ``words`` (None: all), and the first ones."""
-
-    path: Path
-    stream: io.BufferedReader | gzip.GzipFile
-    words: set[bytes] | None
-    first: int
-
-    def requests(self, word: bytes) -> bool:
-        """Return whether an entry is kept for its word."""
-        return self.words is None or word in self.words
-
-    def keeps(self, word: bytes, number: int) -> bool:
-        """Return whether the entry with this number, counted from 1, is kept."""
-        return number <= self.first or self.requests(word)
-
-    def error(self, place: str, problem: str) -> InputError:
-        """Return the error for a place in the file."""
-        return InputError(f"{self.path}, {place}: {problem}")
-
-
-def _collect(file: _VectorFile, entries: Iterable[Entry], max_bytes: int) -> WordVectors:
-    words: dict[str, None] = {}
-    # One buffer that grows with the kept vectors: never two copies of them, never the size in a header.
-    rows, dimensions = bytearray(), 0
-    for raw, values, place in entries:
-        if values is None:
-            continue
-        word, finite = _decode(raw), bool(np.all(np.isfinite(values)))
-        fits = len(rows) + values.nbytes <= max_bytes
-        if not file.requests(raw) and (word is None or not finite or not fits):
-            continue  # one of the first entries, which nobody asked for, must not make a file unreadable
-        if word is None:
-            raise file.error(
-                place,
-                f"the word {raw[:20]!r} is not UTF-8; pass the words you need, so that it is skipped, or "
-                "convert the file.",
-            )
-        if not finite:
-            raise file.error(place, f"the vector of {word!r} contains NaN or infinity.")
-        if word and word not in words:
-            if not fits:
-                raise InputError(
-                    f"{file.path} has more than {max_bytes} bytes of vectors; pass the words you need, a "
-                    "limit, or a larger max_bytes."
-                )
-            words[word] = None
-            rows += values.astype("<f4", copy=False).tobytes()
-            dimensions = len(values)
-    if not words:
-        raise InputError(
-            f"{file.path} contains no word vectors."
-            if file.words is None
-            else f"{file.path} has none of the {len(file.words)} requested words; check the language and "
-            "letter case."
+            f"The texts have {len(chosen)} words that occur {min_count} times or more; pass more texts, a "
+            "lower min_count, or a file of word vectors."
         )
-    matrix = np.frombuffer(rows, dtype="<f4").reshape(len(words), dimensions)
-    return WordVectors(tuple(words), matrix.astype(np.float32, copy=False))
+    presence = corpus.presence()[:, chosen]
+    # How many texts have both of two words. A word occurs with itself too: otherwise words that can replace
+    # each other (numbers or colours, where captions follow a pattern) would have the same contexts, and so
+    # the same vector.
+    information = positive_information(presence.T @ presence)
+    if information.nnz == 0:
+        import scipy.sparse
+
+        # All texts have the same words, which tells nothing about any of them.
+        information = scipy.sparse.identity(len(chosen), np.float32, "csr")
+    rank = min(dimensions, len(chosen))
+    vectors = _factorize(information, rank, make_generator(random_state, 2))
+    return WordVectors([corpus.words[i] for i in chosen], vectors)
 
 
-def _decode(raw: bytes) -> str | None:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+def positive_information(together: Any) -> Any:
+    r"""Return the positive pointwise mutual information :math:`\max(0, \log\frac{p(w,c)}{p(w)\,q(c)})`.
+
+    The context probability q is raised to the power ¾, so that rare contexts do not dominate.
+    """
+    import scipy.sparse
+
+    together = together.tocoo()
+    if together.nnz == 0:
+        return together.tocsr()
+    sums = np.asarray(together.sum(axis=1), dtype=np.float64).ravel()
+    contexts = sums**CONTEXT_POWER
+    total = sums.sum()
+    expected = sums[together.row] / total * contexts[together.col] / contexts.sum()
+    values = np.log(together.data / total / expected)
+    kept = values > 0.0
+    entries = (values[kept].astype(np.float32), (together.row[kept], together.col[kept]))
+    return scipy.sparse.csr_matrix(entries, shape=together.shape)
 
 
-def _parse_numbers(fields: list[bytes]) -> Vector | None:
-    try:
-        # Numbers beyond float32 become infinite, and infinities are refused later.
-        with np.errstate(over="ignore"):
-            return np.array([float(field) for field in fields], dtype=np.float32)
-    except ValueError:
-        return None
+def _factorize(matrix: Any, rank: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    r"""Return the rows of :math:`U S^{1/2}` of the truncated SVD, scaled to unit length."""
+    from sklearn.utils.extmath import randomized_svd
 
-
-def _read_entries(file: _VectorFile) -> Iterator[Entry]:
-    """Return the entries of a file; its first lines decide the format."""
-    lines = iter(functools.partial(file.stream.readline, MAX_LINE_BYTES + 1), b"")
-    line = next(lines, b"")
-    if not line:
-        raise InputError(f"{file.path} is empty; expected word vectors.")
-    for magic, description in _OTHER_FORMATS.items():
-        if line.startswith(magic):
-            raise InputError(f"{file.path} is {description}.")
-    if len(line) > MAX_LINE_BYTES:
-        raise InputError(
-            f"{file.path} does not begin with a line of at most {MAX_LINE_BYTES} bytes; {_FORMATS}"
-        )
-    text = line.removeprefix(codecs.BOM_UTF8)
-    fields = text.split()
-    if len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields):
-        count, dimensions = int(fields[0]), int(fields[1])
-        if not 1 <= dimensions <= MAX_DIMENSIONS:
-            raise file.error(
-                "line 1",
-                f"the header announces vectors of {dimensions} numbers; expected 1 to {MAX_DIMENSIONS}.",
-            )
-        second = next(lines, b"")
-        if _is_text(second):
-            return _text_entries(file, itertools.chain([second], lines), dimensions, count)
-        return _binary_entries(file, second, len(line), dimensions, count)
-    dimensions = len(fields) - 1
-    if not 1 <= dimensions <= MAX_DIMENSIONS or _parse_numbers(fields[1:]) is None:
-        raise file.error(
-            "line 1",
-            f"{line[:40]!r} is neither a header (two integers) nor a word followed by numbers; {_FORMATS}",
-        )
-    return _text_entries(file, itertools.chain([text], lines), dimensions, None)
-
-
-def _is_text(line: bytes) -> bool:
-    # Any number after the first word will do, so that a damaged text file gets the error of a text file.
-    text = _decode(line) if len(line) <= MAX_LINE_BYTES else None
-    if text is None or not text.replace("\t", " ").rstrip("\r\n").isprintable():
-        return False
-    return any(_parse_numbers([field.encode()]) is not None for field in text.split()[1:])
-
-
-def _binary_entries(
-    file: _VectorFile, buffer: bytes, start: int, dimensions: int, count: int
-) -> Iterator[Entry]:
-    """Yield the entries of a binary file, of which ``buffer`` has been read; it begins at byte ``start``."""
-    offset, size = 0, 4 * dimensions
-    damaged = f"the file is damaged, or its vectors do not have {dimensions} numbers each."
-    for number in range(1, count + 1):
-        space = buffer.find(b" ", offset, offset + MAX_WORD_BYTES + 1)
-        if space < 0 or len(buffer) <= space + size:
-            buffer, start, offset = buffer[offset:] + file.stream.read(CHUNK_BYTES), start + offset, 0
-            space = buffer.find(b" ", 0, MAX_WORD_BYTES + 1)
-        place = f"byte {start + offset}"
-        if space < 0 and len(buffer) > MAX_WORD_BYTES:
-            raise file.error(place, f"no word ends within {MAX_WORD_BYTES} bytes; {damaged}")
-        # Some writers end each vector with a line feed, some do not.
-        word = buffer[offset : max(space, offset)].lstrip(b"\n")
-        if _decode(word) is None:
-            raise file.error(place, f"word {number} is not UTF-8 ({word[:20]!r}); {damaged}")
-        if space < 0 or len(buffer) <= space + size:
-            raise file.error(
-                f"byte {start + len(buffer)}",
-                f"the file ends inside word {number} of the {count} that the header announces; download the "
-                "file again, or read fewer with limit=.",
-            )
-        keeps = file.keeps(word, number)
-        yield word, np.frombuffer(buffer, "<f4", dimensions, space + 1) if keeps else None, place
-        offset = space + 1 + size
-    if (buffer[offset : offset + 64] + file.stream.read(64)).strip(b"\n"):
-        raise file.error(
-            f"byte {start + offset}",
-            f"more follows after the {count} words that the header announces; the header is wrong, or the "
-            f"vectors do not have {dimensions} numbers each.",
-        )
-
-
-def _text_entries(
-    file: _VectorFile, lines: Iterable[bytes], dimensions: int, count: int | None
-) -> Iterator[Entry]:
-    # GloVe has words with spaces in them; they are recognised by their first part.
-    heads = None if file.words is None else {word.split(b" ", 1)[0] for word in file.words}
-    first_line = 1 if count is None else 2
-    number, entries = first_line - 1, 0
-    for number, line in enumerate(lines, first_line):
-        place = f"line {number}"
-        if len(line) > MAX_LINE_BYTES:
-            raise file.error(
-                place, f"the line is longer than {MAX_LINE_BYTES} bytes; expected a word and its numbers."
-            )
-        line = line.strip(b" \t\r\n")
-        if not line:
-            continue
-        entries += 1
-        separators = line.count(b" ") + line.count(b"\t")
-        if separators < dimensions:
-            raise file.error(
-                place,
-                f"{separators} numbers after {line[:20]!r}; expected {dimensions}, as at the start of the "
-                "file.",
-            )
-        requested = heads is None or line.split(None, 1)[0] in heads
-        if not requested and entries > file.first:
-            yield b"", None, place
-            continue
-        fields = line.split()
-        word, values = b" ".join(fields[:-dimensions]), _parse_numbers(fields[-dimensions:])
-        if not word or (len(fields) > dimensions + 1 and _parse_numbers(fields[1:2]) is not None):
-            values = None  # too few numbers, or too many
-        if values is None and requested:
-            raise file.error(place, f"{line[:40]!r} is not a word and {dimensions} numbers.")
-        yield word, values if file.keeps(word, entries) else None, place
-    if count is not None and entries != count:
-        raise file.error(
-            f"line {number}",
-            f"the file ends after {entries} words, but its header announces {count}; download the file "
-            "again, or correct the header.",
-        )
+    seed = int(rng.integers(2**31))
+    u, s, _ = randomized_svd(matrix, rank, n_iter=4, random_state=seed)
+    vectors = u * np.sqrt(s)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(norms > 0, norms, 1.0)).astype(np.float32)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Texts as words: tokenisation, a corpus of word numbers, means over words, and learned word vectors."""
+"""Texts as words: tokenisation, a corpus of word numbers, and means over words."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ import numpy as np
 from array_api_compat import is_numpy_array
 
 from diptych._arrays import Array, move_like
-from diptych._checks import InputError, check_count
-from diptych.encoders._kernels import make_generator
-from diptych.encoders._word_vectors import WordVectors
+from diptych._checks import InputError
 
 T = TypeVar("T")
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -32,9 +30,6 @@ TOKENIZER = "words, and characters and bigrams of CJK"
 """Name of the rule of ``tokenize``. A saved model stores it, so that queries are split by the same rule."""
 
 MOST_FREQUENT = 20
-DEFAULT_DIMENSIONS = 300
-CONTEXT_POWER = 0.75
-MAX_VOCABULARY = 200_000
 
 FEW_TOKENS = 256
 """Up to this many, a product with a dense matrix is quicker than to import scipy.sparse."""
@@ -103,14 +98,18 @@ def split_texts(
     texts: Iterable[Text], tokenizer: Tokenizer = tokenize, first: int = 0
 ) -> Iterator[list[str]]:
     """Return the words of each text; ``first`` is the position of the first text, for error messages."""
+    return (_split_text(text, i, tokenizer) for i, text in enumerate(iterate_texts(texts), start=first))
+
+
+def iterate_texts(texts: Iterable[T]) -> Iterator[T]:
+    """Return an iterator of texts; refuse one text in place of a list of them."""
     kind = type(texts).__name__
     if isinstance(texts, str | bytes):
         raise InputError(f"texts is one {kind}; pass a list of texts: [text].")
     try:
-        iterator = iter(texts)
+        return iter(texts)
     except TypeError:
         raise InputError(f"texts is a {kind}; pass a list of strings, or of lists of words.") from None
-    return (_split_text(text, i, tokenizer) for i, text in enumerate(iterator, start=first))
 
 
 def _split_text(text: Any, position: int, tokenizer: Tokenizer) -> list[str]:
@@ -282,26 +281,12 @@ def token_weights(ends: Ints) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.repeat(1.0 / np.maximum(lengths, 1), lengths)
 
 
-def mean_rows(table: Array | None, rows: Ints, ends: Ints, compute_rows: Callable[[Ints], Array]) -> Array:
-    r"""Return the mean of the rows of each text, :math:`\frac1n\sum_i \Phi(a_i)` (Section 4); 0 without rows.
+def mean_rows(table: Array, rows: Ints, ends: Ints) -> Array:
+    r"""Return the mean of the rows of each text, :math:`\frac1n\sum_i \Phi(a_i)` (Section 4).
 
-    ``table`` has the first rows; ``compute_rows`` returns those beyond its end, each once. None: all of them.
+    It is 0 for a text without rows.
     """
     weights = token_weights(ends)
-    if table is None:
-        used, positions = np.unique(rows, return_inverse=True)
-        return _sum_rows(compute_rows(used), positions, ends, weights)
-    inside = rows < table.shape[0]
-    if inside.all():
-        return _sum_rows(table, rows, ends, weights)
-    beyond, positions = np.unique(rows[~inside], return_inverse=True)
-    ends_inside = np.concatenate([[0], np.cumsum(inside)])[ends]
-    means = _sum_rows(table, rows[inside], ends_inside, weights[inside])
-    means += _sum_rows(compute_rows(beyond), positions, ends - ends_inside, weights[~inside])
-    return means
-
-
-def _sum_rows(table: Array, rows: Ints, ends: Ints, weights: np.ndarray[Any, Any]) -> Array:
     starts = np.concatenate([[0], ends])
     if is_numpy_array(table):
         values = weights.astype(table.dtype)
@@ -340,98 +325,3 @@ def split_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while block := list(itertools.islice(iterator, size)):
         yield block
-
-
-def learn_word_vectors(
-    texts: Iterable[Text] | Corpus,
-    dimensions: int = DEFAULT_DIMENSIONS,
-    *,
-    min_count: int = 2,
-    tokenizer: Tokenizer = tokenize,
-    random_state: Any = 0,
-) -> WordVectors:
-    """Learn word vectors from texts, for example from captions when there is no file of word vectors.
-
-    Words that occur together with the same words get similar vectors: the matrix of positive pointwise
-    mutual information of words within a text is factorised by a truncated SVD. Captions are short, so the
-    whole text is the context of each word. All matrices are sparse; half a million captions take seconds.
-
-    Parameters
-    ----------
-    texts
-        Strings, or lists of words.
-    dimensions
-        Length of the vectors; at most the number of words.
-    min_count
-        Words that occur less often get no vector.
-    tokenizer
-        Function that splits a string into words.
-    random_state
-        Seed of the randomised SVD.
-
-    Returns
-    -------
-    WordVectors
-        Vectors of unit length, the most frequent words first.
-
-    Examples
-    --------
-    >>> captions = ["a dog runs", "a dog jumps", "a cat sleeps", "a cat sits", "the cat sits", "the dog runs"]
-    >>> vectors = learn_word_vectors(captions, dimensions=3)
-    >>> vectors.words
-    ('a', 'dog', 'cat', 'runs', 'sits', 'the')
-    """
-    corpus = texts if isinstance(texts, Corpus) else Corpus.of(texts, tokenizer)
-    check_count(dimensions, "dimensions")
-    counts = corpus.counts()
-    frequent = np.flatnonzero(counts >= check_count(min_count, "min_count"))
-    chosen = frequent[np.argsort(-counts[frequent], kind="stable")][:MAX_VOCABULARY]
-    if len(chosen) < 2:
-        raise InputError(
-            f"The texts have {len(chosen)} words that occur {min_count} times or more; pass more texts, a "
-            "lower min_count, or a file of word vectors."
-        )
-    presence = corpus.presence()[:, chosen]
-    # How many texts have both of two words. A word occurs with itself too: otherwise words that can replace
-    # each other (numbers or colours, where captions follow a pattern) would have the same contexts, and so
-    # the same vector.
-    information = positive_information(presence.T @ presence)
-    if information.nnz == 0:
-        import scipy.sparse
-
-        # All texts have the same words, which tells nothing about any of them.
-        information = scipy.sparse.identity(len(chosen), np.float32, "csr")
-    rank = min(dimensions, len(chosen))
-    vectors = _factorize(information, rank, make_generator(random_state, 2))
-    return WordVectors([corpus.words[i] for i in chosen], vectors)
-
-
-def positive_information(together: Any) -> Any:
-    r"""Return the positive pointwise mutual information :math:`\max(0, \log\frac{p(w,c)}{p(w)\,q(c)})`.
-
-    The context probability q is raised to the power ¾, so that rare contexts do not dominate.
-    """
-    import scipy.sparse
-
-    together = together.tocoo()
-    if together.nnz == 0:
-        return together.tocsr()
-    sums = np.asarray(together.sum(axis=1), dtype=np.float64).ravel()
-    contexts = sums**CONTEXT_POWER
-    total = sums.sum()
-    expected = sums[together.row] / total * contexts[together.col] / contexts.sum()
-    values = np.log(together.data / total / expected)
-    kept = values > 0.0
-    entries = (values[kept].astype(np.float32), (together.row[kept], together.col[kept]))
-    return scipy.sparse.csr_matrix(entries, shape=together.shape)
-
-
-def _factorize(matrix: Any, rank: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    r"""Return the rows of :math:`U S^{1/2}` of the truncated SVD, scaled to unit length."""
-    from sklearn.utils.extmath import randomized_svd
-
-    seed = int(rng.integers(2**31))
-    u, s, _ = randomized_svd(matrix, rank, n_iter=4, random_state=seed)
-    vectors = u * np.sqrt(s)
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / np.where(norms > 0, norms, 1.0)).astype(np.float32)  # type: ignore[no-any-return]

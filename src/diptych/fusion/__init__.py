@@ -6,7 +6,7 @@ from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
     from diptych.fusion._blocks import Block
-    from diptych.fusion._fitted import PRESETS
+    from diptych.fusion._fitting import PRESETS
     from diptych.fusion._fusion import Fusion
     from diptych.fusion._hubness import Correction
     from diptych.fusion._members import Part
@@ -17,7 +17,7 @@ __getattr__, __dir__ = export_lazily(
     __name__,
     {
         "_blocks": ["Block"],
-        "_fitted": ["PRESETS"],
+        "_fitting": ["PRESETS"],
         "_fusion": ["Fusion"],
         "_hubness": ["Correction"],
         "_members": ["Part"],

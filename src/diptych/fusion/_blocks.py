@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+import msgspec
 import numpy as np
 
 from diptych._arrays import Floats, to_numpy
-from diptych._checks import InputError, check_view
-from diptych._persistence import Schema
+from diptych._checks import InputError, check_pairing, check_view
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments, Precision
 from diptych.cca._spectra import Axes, Spectra, decompose_gram, spectra_from_moments
 from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, Preparation, sum_blocks
-from diptych.cca._weighting import check_normalization, normalize, to_unit_length
+from diptych.cca._view_map import BlockUse
+from diptych.cca._weighting import check_normalization, to_unit_length
 from diptych.cca.selection import hold_out
 
 Blocks: TypeAlias = dict[str, Floats]
@@ -64,50 +65,36 @@ class Block:
         return (self.normalize,) if isinstance(self.normalize, str) else tuple(self.normalize)
 
 
-class Geometry(Schema, frozen=True):
-    """What is done to a block: a normalisation of each piece, and a scale that gives total variance 1."""
+class Geometry(BlockUse, frozen=True):
+    """How a block is normalised and scaled, to a total variance of 1, and its number of features."""
 
-    normalize: str
-    pieces: int
-    scale: float
-    width: int
-
-    def __post_init__(self) -> None:
-        """Check what was read from a file."""
-        check_normalization(self.normalize)
-        if self.pieces < 1 or self.width < 1 or not 0.0 < self.scale < float("inf"):
-            raise InputError(
-                f"impossible block: {self.width} features, {self.pieces} pieces, scale {self.scale}"
-            )
+    width: int = 1
 
     @classmethod
     def fit(cls, block: Block, normalize: str, features: Floats, name: str) -> Geometry:
         """Return the geometry that gives ``features`` a total variance of 1."""
-        width = features.shape[1]
-        plain = cls(normalize, block.pieces, 1.0, width).apply(features, name)
-        variance = float(np.sum(np.var(plain, axis=0, dtype=np.float64)))
+        plain = cls(name, normalize, block.pieces, width=features.shape[1])
+        variance = float(np.sum(np.var(plain.apply(features), axis=0, dtype=np.float64)))
         if not variance > 0.0:
             raise InputError(f"all rows of block {name!r} are the same; give rows that vary.")
-        return cls(normalize, block.pieces, variance**-0.5, width)
+        return msgspec.structs.replace(plain, scale=variance**-0.5)
 
-    def apply(self, features: Floats, name: str) -> Floats:
-        """Normalise and scale the features of the block ``name``."""
-        if features.shape[1] != self.width or self.width % self.pieces:
+    def apply(self, features: Floats) -> Floats:
+        """Normalise and scale the features of the block."""
+        if features.shape[1] != self.width or self.width % self.slices:
             raise InputError(
-                f"block {name!r} has {features.shape[1]} features in {self.pieces} equal piece(s); expected "
-                f"{self.width}, as in fit, and equal pieces."
+                f"block {self.name!r} has {features.shape[1]} features in {self.slices} equal piece(s); "
+                f"expected {self.width}, as in fit, and equal pieces."
             )
-        pieces = [normalize(piece, self.normalize) for piece in np.split(features, self.pieces, axis=1)]
-        whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
-        return np.asarray(whole * whole.dtype.type(self.scale))
+        return np.asarray(super().apply(features))
+
+    def use(self) -> BlockUse:
+        """Return what a projector does with the block."""
+        return BlockUse(self.name, self.normalize, self.slices, self.scale)
 
 
 Side: TypeAlias = dict[str, Geometry]
 """The geometry of each block of a view."""
-
-
-Columns: TypeAlias = tuple[tuple[str, ...], tuple[float, ...]]
-"""Blocks of a view side by side, and the scale of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,31 +107,28 @@ class JointMoments:
 
     moments: Moments
     widths: tuple[dict[str, int], dict[str, int]]
-    _axes: dict[tuple[int, Columns], Axes] = field(default_factory=dict)
+    _axes: dict[tuple[int, tuple[str, ...]], Axes] = field(default_factory=dict)
 
     def __add__(self, other: JointMoments) -> JointMoments:
         """Return the moments of the pairs of both."""
         return JointMoments(self.moments + other.moments, self.widths)
 
-    def take(self, x: Columns, y: Columns) -> Moments:
-        """Return the moments of some blocks of X and of Y, scaled."""
-        (rows, x_scales), (columns, y_scales) = self._columns(0, x), self._columns(1, y)
-        part = self.moments.take(rows, columns)
-        return part.scale(x_scales, y_scales) if {*x[1], *y[1]} != {1.0} else part
+    def take(self, x: tuple[str, ...], y: tuple[str, ...]) -> Moments:
+        """Return the moments of some blocks of X and of Y."""
+        return self.moments.take(self._columns(0, x), self._columns(1, y))
 
-    def spectra(self, x: Columns, y: Columns) -> Spectra:
-        """Return the spectra of some blocks of X and of Y, scaled."""
+    def spectra(self, x: tuple[str, ...], y: tuple[str, ...]) -> Spectra:
+        """Return the spectra of some blocks of X and of Y."""
         part = self.take(x, y)
-        for at, columns, gram, name in ((0, x, part.xx, "X"), (1, y, part.yy, "Y")):
-            if (at, columns) not in self._axes:
-                self._axes[at, columns] = decompose_gram(gram, part.precision, name)
+        for at, names, gram, view in ((0, x, part.xx, "X"), (1, y, part.yy, "Y")):
+            if (at, names) not in self._axes:
+                self._axes[at, names] = decompose_gram(gram, part.precision, view)
         return spectra_from_moments(part, x=self._axes[0, x], y=self._axes[1, y])
 
-    def _columns(self, at: int, columns: Columns) -> tuple[list[int], list[float]]:
+    def _columns(self, at: int, names: tuple[str, ...]) -> list[int]:
         widths = self.widths[at]
         stops = dict(zip(widths, np.cumsum(list(widths.values())).tolist(), strict=True))
-        rows = [row for name in columns[0] for row in range(stops[name] - widths[name], stops[name])]
-        return rows, [s for name, s in zip(*columns, strict=True) for _ in range(widths[name])]
+        return [column for name in names for column in range(stops[name] - widths[name], stops[name])]
 
 
 def as_blocks(view: Any, name: str) -> Blocks:
@@ -158,6 +142,12 @@ def as_blocks(view: Any, name: str) -> Blocks:
     if len(set(lengths.values())) > 1:
         raise InputError(f"the blocks of {name} have {lengths} rows; give every item in every block.")
     return blocks
+
+
+def as_pairs(x: Any, y: Any, pairing: Any = None) -> Pairs:
+    """Return views and their pairing as blocks, checked."""
+    x, y = as_blocks(x, "x"), as_blocks(y, "y")
+    return x, y, cast(Any, to_numpy(check_pairing(pairing, count_rows(x), next(iter(y.values())))))
 
 
 def count_rows(blocks: Blocks) -> int:
@@ -224,6 +214,6 @@ def apply_geometry(side: Side, blocks: Blocks, unit: Collection[str] = ()) -> Bl
         raise InputError(
             f"the blocks {missing} are missing; give every block that the model was fitted with."
         )
-    shaped = {name: geometry.apply(blocks[name], name) for name, geometry in side.items()}
+    shaped = {name: geometry.apply(blocks[name]) for name, geometry in side.items()}
     names = [name for name in side if name in unit]
     return shaped | {unit_key(name): np.asarray(to_unit_length(blocks[name])) for name in names}

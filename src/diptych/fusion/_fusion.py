@@ -5,26 +5,51 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
-from diptych._arrays import Floats, fields_to_numpy
-from diptych._checks import QUERY_VIEW, TASKS, InputError, Task, check_choice, check_count
+from diptych._arrays import Array, Floats, fields_to_numpy
+from diptych._checks import (
+    QUERY_VIEW,
+    SEARCHED_VIEW,
+    TASKS,
+    InputError,
+    Task,
+    check_choice,
+    check_count,
+    check_task,
+)
+from diptych._model_folder import read_model_folder, write_model_folder
+from diptych._persistence import Tensors
 from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
+from diptych.cca._correction import KINDS, Correction, Hubness
 from diptych.cca._description import CorrectionDescription, ModelDescription
 from diptych.cca._moments import PRECISIONS, Moments, Precision
-from diptych.cca._projector import KINDS, Correction, Gate
+from diptych.cca._projector import VIEWS, PartMaps, Projector, ViewKey
 from diptych.cca._streaming import Engine, remove_checkpoint
+from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.cca._weighting import check_weighting
 from diptych.cca.selection import hold_out
 from diptych.cca.selection._grids import check_grid, check_share
-from diptych.fusion._blocks import Block, Geometry, JointMoments, Pairs, count_rows, take_rows
-from diptych.fusion._fitted import PRESETS, FittedFusion, FusedModels, SelectionReport, Views, as_pairs
-from diptych.fusion._fitting import Settings, fit_fusion
+from diptych.fusion._blocks import (
+    Block,
+    Geometry,
+    JointMoments,
+    Pairs,
+    Side,
+    as_pairs,
+    count_rows,
+    sum_pairs,
+    take_rows,
+)
+from diptych.fusion._choosing import Settings
+from diptych.fusion._fitting import PRESETS, FusedModels, SelectionReport, fit_fusion
 from diptych.fusion._members import (
     LinearMaps,
     Member,
@@ -32,12 +57,20 @@ from diptych.fusion._members import (
     Use,
     carry_vectors,
     describe_members,
+    joint_widths,
     make_gate,
+    name_members,
     refit_member,
+    shape_pairs,
 )
+from diptych.fusion._saved import KIND, FusionConfig, pack_fusion, unpack_fusion
+from diptych.ranking import metric, ranks
+
+Views: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
+"""Features of one view, or named blocks of them."""
 
 
-class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
+class Fusion(BaseEstimator):  # type: ignore[misc]
     """The summed scores of several AW-CCA models, corrected for hubness, as one inner product.
 
     Every choice is made on validation pairs: the geometry of each feature block, the regularisation and the
@@ -66,12 +99,8 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         Components of each model that are kept, those of the largest correlations.
     polish : bool or None
         Polish the parts that get much weight, as in ``AWCCA``, where that is better on validation.
-    scales : sequence of float
-        Scales to try for each block beside the others of its view; all have total variance 1 before.
     relaxations : sequence of float
         Multiples of the γ that is best for the asymmetric weighting, tried with the other weightings.
-    search_weights : bool
-        Search for weights of the models; otherwise each alone and all with equal weights are compared.
     grid : int or pair
         As in ``AWCCA``.
     bank : int
@@ -87,13 +116,10 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
     ----------
     members_ : dict
         For each task, the models whose scores are summed.
-    corrections_ : dict
-        For each task, the hubness ``Correction``.
-    banks_ : dict
-        For each task, vectors of training queries.
-    gates_ : dict
-        For each task, which queries get less of the correction because they are unlike the training queries;
-        None without a correction.
+    hubness_ : dict
+        For each task, the hubness ``correction``, the ``bank`` of vectors of training queries that it is
+        measured on, and the ``gate`` that says which queries get less of it because they are unlike the
+        training queries; None without a correction.
     geometry_ : dict
         For ``"x"`` and ``"y"``, the normalisation and scale of each block.
     moments_ : Moments
@@ -120,6 +146,9 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
     """
 
     takes_blocks = True
+    geometry_: dict[str, Side]
+    members_: dict[Task, list[Member]]
+    hubness_: dict[Task, Hubness]
 
     def __init__(
         self,
@@ -132,9 +161,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         refit: bool | None = None,
         n_components: int | Literal["all"] | None = None,
         polish: bool | None = None,
-        scales: Sequence[float] = (1.0,),
         relaxations: Sequence[float] = (0.5,),
-        search_weights: bool = True,
         grid: int | tuple[Any, Any] = 20,
         bank: int = 6000,
         validation_fraction: float = 0.15,
@@ -150,9 +177,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         self.refit = refit
         self.n_components = n_components
         self.polish = polish
-        self.scales = scales
         self.relaxations = relaxations
-        self.search_weights = search_weights
         self.grid = grid
         self.bank = bank
         self.validation_fraction = validation_fraction
@@ -160,7 +185,6 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.verbose = verbose
 
-    @one_blas_thread()
     def fit(
         self,
         X: Views,
@@ -196,41 +220,37 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
                 "a fusion reads its views several times to choose; give X and y, each an array or named "
                 "feature blocks. AWCCA fits an iterable of blocks of pairs."
             )
-        self.check_parameters()
-        self._fit(as_pairs(X, y, pairing), validation, engine, device, checkpoint)
+        self._fit((X, y, pairing), validation, engine, device, checkpoint)
         return self
 
-    @one_blas_thread()
     def fit_unseen(
         self,
         training: tuple[Any, ...],
         validation: tuple[Any, ...] | None,
         *,
         fewest: int = 0,
-        engine: Engine | None = None,
-        device: str | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> Callable[[], tuple[Fusion, Pairs]]:
         """Fit, and return a function that returns a model and pairs which that model has not seen.
 
         These are the validation pairs. Where the chosen models are fitted again on all pairs, it is what they
-        were before. ``fewest`` is for models that are fitted once more for that.
+        were before. ``options`` are as ``fit`` takes them; ``fewest`` is for models fitted once more.
         """
-        self.check_parameters()
-        pairs = as_pairs(*training)
-        unseen, held_out = self._fit(pairs, validation, engine, device, checkpoint, keep_unseen=True)
-        return lambda: (unseen, held_out)
+        unseen = self._fit(training, validation, **options, keep_unseen=True)
+        return lambda: unseen
 
+    @one_blas_thread()
     def _fit(
         self,
-        pairs: Pairs,
+        pairs: tuple[Any, ...],
         validation: tuple[Any, ...] | None,
-        engine: Engine | None,
-        device: str | None,
-        checkpoint: str | os.PathLike[str] | None,
+        engine: Engine | None = None,
+        device: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         keep_unseen: bool = False,
     ) -> tuple[Fusion, Pairs]:
-        training, held_out, description = self._split(pairs, validation)
+        self.check_parameters()
+        training, held_out, description = self._split(as_pairs(*pairs), validation)
         with progress_bar("fitting", self.verbose):
             result = fit_fusion(
                 self._settings(engine, device),
@@ -250,35 +270,135 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         unseen._set_models(result.unseen)
         return unseen, held_out
 
+    def projector(self, task: str = "search") -> Projector:
+        """Return what turns features into the vectors of a task, without the estimator."""
+        check_is_fitted(self)
+        name = check_task(task)
+        members = self.members_[name]
+        parts = tuple(
+            PartMaps(label, self._map_view(member, "x"), self._map_view(member, "y"), member.weight)
+            for label, member in zip(name_members(members), members, strict=True)
+        )
+        return Projector(name, parts, self._block_widths(), hubness=self.hubness_[name])
+
+    def items(self, features: Views, task: str = "search") -> Floats:
+        """Return float32 vectors of the items of ``task`` (X for search, Y for annotate).
+
+        Their inner products with ``queries`` are scores. The last coordinate is the hubness correction.
+        """
+        return self.projector(task).items(features)
+
+    def queries(self, features: Views, task: str = "search") -> Floats:
+        """Return float32 vectors of the queries of ``task`` (Y for search, X for annotate).
+
+        The last coordinate is the share of the hubness correction that a query gets: 1, or less if it is
+        far from the training queries.
+        """
+        return self.projector(task).queries(features)
+
+    @overload
+    def transform(self, X: Views, y: None = None, *, task: str = "search") -> Floats: ...
+
+    @overload
+    def transform(self, X: None = None, *, y: Views, task: str = "search") -> Floats: ...
+
+    @overload
+    def transform(self, X: Views, y: Views, *, task: str = "search") -> tuple[Floats, Floats]: ...
+
+    def transform(self, X: Views | None = None, y: Views | None = None, *, task: str = "search") -> Any:
+        """Return vectors of one view, or of both as a pair, for a task; their inner product ranks."""
+        if X is None and y is None:
+            raise InputError("transform got neither X nor y; give at least one view.")
+        name = check_task(task)
+        vectors = [
+            (self.items if SEARCHED_VIEW[name] == view else self.queries)(features, name)
+            for view, features in (("x", X), ("y", y))
+            if features is not None
+        ]
+        return vectors[0] if len(vectors) == 1 else tuple(vectors)
+
+    def ranks(self, X: Views, y: Views, pairing: ArrayLike | None = None, *, task: str = "search") -> Array:
+        """Return the rank of the true item of every query, as ``diptych.ranking`` counts it."""
+        name = check_task(task)
+        of_x, of_y = self.transform(X, y, task=name)
+        if SEARCHED_VIEW[name] == "x":
+            of_x, of_y = self.projector(name).to_similarity(of_x, of_y)
+        else:
+            of_y, of_x = self.projector(name).to_similarity(of_y, of_x)
+        return ranks(of_x, of_y, pairing, task=name)
+
+    def score(
+        self, X: Views, y: Views, pairing: ArrayLike | None = None, *, task: str | None = None
+    ) -> float:
+        """Return recall at 1 in percent; the mean of both tasks when ``task`` is None."""
+        tasks = TASKS if task is None else (check_task(task),)
+        return sum(metric("r@1")(self.ranks(X, y, pairing, task=t)) for t in tasks) / len(tasks)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``, atomically."""
+        write_model_folder(folder, KIND, *self.pack())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Fusion:
+        """Read what ``save`` wrote; nothing in the folder is executed."""
+        return cls.unpack(*read_model_folder(folder, KIND, FusionConfig))
+
+    def pack(self) -> tuple[FusionConfig, Tensors]:
+        """Return the fitted model as a config and named arrays."""
+        check_is_fitted(self)
+        return pack_fusion(self)
+
+    @classmethod
+    def unpack(cls, config: FusionConfig, tensors: Tensors, source: Path) -> Fusion:
+        """Return the model that ``pack`` packed; ``source`` is where the arrays were read, for messages."""
+        model = cls()
+        unpack_fusion(model, config, tensors, source)
+        return model
+
+    def make_moments(self, X: Views, y: Views, pairing: ArrayLike | None = None) -> Moments:
+        """Return the moments of more pairs, as ``moments_`` has those of the training pairs.
+
+        Their sum is what ``refit_moments`` takes.
+        """
+        parts = [member.part for members in self.members_.values() for member in members]
+        projector = self.projector()
+        pairs = as_pairs(projector.split(X, "x"), projector.split(y, "y"), pairing)
+        return sum_pairs(shape_pairs(self.geometry_, pairs, parts), self.precision)[0].moments
+
+    def moment_widths(self) -> dict[str, int]:
+        """Return the numbers of columns of ``"x"`` and of ``"y"`` in ``moments_``."""
+        check_is_fitted(self)
+        x, y = joint_widths(self.geometry_, self.members_)
+        return {"x": sum(x.values()), "y": sum(y.values())}
+
     def refit_moments(self, moments: Moments, count: int) -> Fusion:
         """Fit the models again on other moments, such as ``moments_`` and those of more pairs added.
 
         ``count`` pairs were fitted before, and γ is scaled by the number of pairs. Geometry, uses, weights
         and corrections stay. The vectors of the bank are carried over to the new models.
         """
-        self._check_fitted()
+        check_is_fitted(self)
         expected, shape = tuple(self.moment_widths().values()), tuple(moments.xy.shape)
         if shape != expected:
             raise InputError(
                 f"the moments have {shape[0]} and {shape[1]} columns, but this fusion has {expected[0]} and "
                 f"{expected[1]}; add moments_ and those of make_moments."
             )
-        joint = JointMoments(moments, self._models().moment_widths())
+        joint = JointMoments(moments, joint_widths(self.geometry_, self.members_))
         factor = moments.count / check_count(count, "count")
         members: dict[Task, list[Member]] = {}
-        banks: dict[Task, Floats] = {}
-        gates: dict[Task, Gate | None] = {}
+        hubness: dict[Task, Hubness] = {}
         for task, previous in self.members_.items():
-            view, gate = QUERY_VIEW[task], self.gates_[task]
+            view, old = QUERY_VIEW[task], self.hubness_[task]
             members[task] = [refit_member(member, task, joint, factor) for member in previous]
-            vectors = np.split(self.banks_[task], np.cumsum([m.dimension for m in previous])[:-1], axis=1)
+            vectors = np.split(old.bank, np.cumsum([m.dimension for m in previous])[:-1], axis=1)
             carried = [
-                carry_vectors(rows, old, new, view, joint)
-                for rows, old, new in zip(vectors, previous, members[task], strict=True)
+                carry_vectors(rows, member, refitted, view, joint)
+                for rows, member, refitted in zip(vectors, previous, members[task], strict=True)
             ]
-            banks[task] = np.concatenate(carried, axis=1)
-            gates[task] = gate and make_gate(members[task], view, joint, (gate.low, gate.high))
-        self.members_, self.banks_, self.gates_, self.moments_ = members, banks, gates, moments
+            gate = old.gate and make_gate(members[task], view, joint, (old.gate.low, old.gate.high))
+            hubness[task] = Hubness(old.correction, np.concatenate(carried, axis=1), gate)
+        self.members_, self.hubness_, self.moments_ = members, hubness, moments
         return self
 
     def refit_copy(self, moments: Moments, total: float, validation: tuple[Any, ...] | None = None) -> Fusion:
@@ -303,12 +423,13 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
 
     def describe(self) -> ModelDescription:
         """Return what people want to know of the fitted model, as plain data."""
-        self._check_fitted()
+        check_is_fitted(self)
         recall: Any = self.selection_.tasks
-        corrections = {
-            task: CorrectionDescription(c.kind, c.strength, c.neighbours, self.gates_[task] is not None)
-            for task, c in self.corrections_.items()
-        }
+        corrections = {}
+        for task, hubness in self.hubness_.items():
+            kind, strength = hubness.correction.kind, hubness.correction.strength
+            neighbours, gated = hubness.correction.neighbours, hubness.gate is not None
+            corrections[task] = CorrectionDescription(kind, strength, neighbours, gated)
         return ModelDescription(
             "Fusion",
             {
@@ -341,14 +462,10 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         model = cls(parts=[part], hubness=("none",))
         zero, eye = np.zeros(width, np.float32), np.eye(width, dtype=np.float32)
         member = Member(part, Use("identity", 1.0), 1.0, LinearMaps(zero, zero, eye, eye))
-        models = FusedModels(
-            geometry={view: {view: Geometry("none", 1, 1.0, width)} for view in ("x", "y")},
-            members={task: [member] for task in TASKS},
-            corrections={task: Correction() for task in TASKS},
-            banks={task: np.zeros((0, width), dtype=np.float32) for task in TASKS},
-            gates=dict.fromkeys(TASKS),
-        )
-        model._set_models(models)
+        geometry = {view: {view: Geometry(view, width=width)} for view in ("x", "y")}
+        bank = np.zeros((0, width), dtype=np.float32)
+        hubness = {task: Hubness(Correction(), bank) for task in TASKS}
+        model._set_models(FusedModels(geometry, {task: [member] for task in TASKS}, hubness))
         model.selection_ = SelectionReport("none", "no pairs", False, {}, [], {}, 0.0)
         return model
 
@@ -375,7 +492,7 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
             raise InputError("hubness, weightings and relaxations each need at least one value to try.")
         if not isinstance(self.bank, int) or self.bank < 1:
             raise InputError(f"bank={self.bank!r}; give how many training queries to keep, 1 or more.")
-        names = ("scales", "relaxations", "search_weights", "grid", "bank", "random_state", "precision")
+        names = ("relaxations", "grid", "bank", "random_state", "precision")
         values = {name: getattr(self, name) for name in names}
         del preset["refit"]
         return Settings(blocks=dict(self.blocks or {}), engine=engine, device=device, **preset, **values)
@@ -402,3 +519,22 @@ class Fusion(FittedFusion, BaseEstimator):  # type: ignore[misc]
         counts = [count_rows(held_out[0]), count_rows(x)]
         description = f"{counts[0]} of {counts[1]} rows of X with their rows of Y"
         return train, held_out, f"{description} (random_state={self.random_state})"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return whether there are models."""
+        return hasattr(self, "members_")
+
+    def _set_models(self, models: FusedModels) -> None:
+        self.geometry_, self.members_, self.hubness_ = models
+
+    def _block_widths(self) -> dict[ViewKey, dict[str, int]]:
+        return {view: {name: g.width for name, g in self.geometry_[view].items()} for view in VIEWS}
+
+    def _map_view(self, member: Member, view: ViewKey) -> ViewMap:
+        """Return how a member projects a view, from features as they are encoded."""
+        part = member.part
+        if part.kind == "identity":
+            uses = [BlockUse(getattr(part, view)[0], "unit")]
+        else:
+            uses = [self.geometry_[view][name].use() for name in part.columns(view)]
+        return ViewMap(tuple(uses), member.linear.mean(view), member.linear.map(view))

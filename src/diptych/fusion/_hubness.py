@@ -23,8 +23,8 @@ import numpy as np
 from diptych._arrays import Floats
 from diptych._checks import Task
 from diptych._threads import multiply
-from diptych.cca._projector import Correction as Correction  # exported by this package
-from diptych.cca._projector import csls_offsets, measure_distances
+from diptych.cca._correction import Correction as Correction  # exported by this package
+from diptych.cca._correction import csls_offsets, measure_distances
 from diptych.cca._weighting import to_unit_length
 from diptych.ranking import mean_recall, recall_at_k
 from diptych.ranking._ranks import Truth, annotate_ranks, search_ranks, tie_slack
@@ -156,10 +156,9 @@ def choose_weights(
     evaluator: Evaluator,
     parts: Sequence[PartScores],
     kinds: Sequence[str],
-    search: bool = True,
     unfitted: Sequence[int] = (),
 ) -> TaskChoice:
-    """Return the best of each model alone, all with equal weights and, with ``search``, searched weights.
+    """Return the best of each model alone, all with equal weights, and searched weights.
 
     The best of the ``unfitted`` parts is kept alone unless the best choice exceeds it by more than
     ``STANDARD_ERRORS``: on a few validation pairs a good dual encoder finds nearly all, and a model that is
@@ -168,9 +167,8 @@ def choose_weights(
     candidates = [tuple(float(i == j) for j in range(len(parts))) for i in range(len(parts))]
     if len(parts) > 1:
         candidates.append((1.0,) * len(parts))
-        if search:
-            corrected = any(kind != "none" for kind in kinds)
-            candidates.append(_search_weights(evaluator, parts, candidates, corrected))
+        corrected = any(kind != "none" for kind in kinds)
+        candidates.append(_search_weights(evaluator, parts, candidates, corrected))
     choices: list[tuple[TaskChoice, Floats]] = []
     for weights in dict.fromkeys(candidates):
         shares = tuple(w / sum(weights) for w in weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -15,17 +15,17 @@ from diptych._devices import copy_to_device
 from diptych._persistence import Schema
 from diptych.cca import CanonicalModel, Moments, Spectra, Tikhonov, maps, regularized_cca
 from diptych.cca._canonical import ranking_maps
+from diptych.cca._correction import Gate
 from diptych.cca._description import PartDescription, describe_polish
 from diptych.cca._polish import Polish, carry_polish, sample_pairs
-from diptych.cca._projector import Gate
 from diptych.cca._weighting import project, to_unit_length
 from diptych.cca.selection._grids import Path
-from diptych.fusion._blocks import Blocks, Columns, JointMoments, Pairs, unit_key
+from diptych.fusion._blocks import Blocks, JointMoments, Pairs, Side, apply_geometry, unit_key
 from diptych.fusion._hubness import make_rates
 
 
 class Part(Schema, frozen=True):
-    """Which blocks of X and of Y one model sees side by side, and the scale of each.
+    """Which blocks of X and of Y one model sees side by side.
 
     ``kind="identity"`` fits nothing: it compares one block of X with one block of Y as they are, by their
     cosine, as CLIP and other dual encoders do. Both must have the same width.
@@ -40,23 +40,17 @@ class Part(Schema, frozen=True):
 
     x: tuple[str, ...]
     y: tuple[str, ...]
-    x_scales: tuple[float, ...] = ()
-    y_scales: tuple[float, ...] = ()
     kind: Literal["awcca", "identity"] = "awcca"
 
     def __post_init__(self) -> None:
-        """Check the settings, and set scales that are not given to 1."""
+        """Check the settings."""
         check_choice(self.kind, ("awcca", "identity"), "kind")
         for view in ("x", "y"):
-            names, scales = tuple(getattr(self, view)), tuple(getattr(self, f"{view}_scales"))
-            if not names or (scales and len(scales) != len(names)):
-                raise InputError(f"a part has the blocks {names} and the scales {scales}; give one for each.")
-            if not all(0.0 < scale < float("inf") for scale in scales):
-                raise InputError(f"a part has the scales {scales}; give positive numbers.")
+            names = tuple(getattr(self, view))
+            if not names or (self.kind == "identity" and len(names) > 1):
+                wanted = "one block of each view" if self.kind == "identity" else "at least one of each view"
+                raise InputError(f"a part has the blocks {names} of {view.upper()}; give {wanted}.")
             msgspec.structs.force_setattr(self, view, names)
-            msgspec.structs.force_setattr(self, f"{view}_scales", scales or (1.0,) * len(names))
-            if self.kind == "identity" and (len(names) > 1 or scales not in ((), (1.0,))):
-                raise InputError(f"an identity part has {names}; give one block of each view, and no scales.")
 
     def __str__(self) -> str:
         """Return the blocks, for tables."""
@@ -64,18 +58,17 @@ class Part(Schema, frozen=True):
 
     def features(self, blocks: Blocks, view: str) -> Floats:
         """Return the features that the model sees of one view, ``"x"`` or ``"y"``."""
-        names, scales = self.columns(view)
-        scaled = [
-            blocks[name] if scale == 1.0 else blocks[name] * blocks[name].dtype.type(scale)
-            for name, scale in zip(names, scales, strict=True)
-        ]
-        return scaled[0] if len(scaled) == 1 else np.concatenate(scaled, axis=1)
+        rows = [blocks[name] for name in self.columns(view)]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
 
-    def columns(self, view: str) -> Columns:
-        """Return the blocks that the model sees of one view, and their scales."""
-        if self.kind == "identity":
-            return (unit_key(getattr(self, view)[0]),), (1.0,)
-        return (self.x, self.x_scales) if view == "x" else (self.y, self.y_scales)
+    def columns(self, view: str) -> tuple[str, ...]:
+        """Return the blocks that the model sees of one view."""
+        names: tuple[str, ...] = self.x if view == "x" else self.y
+        return (unit_key(names[0]),) if self.kind == "identity" else names
+
+    def moments(self, joint: JointMoments) -> Moments:
+        """Return the moments of what the model sees."""
+        return joint.take(self.columns("x"), self.columns("y"))
 
     def spectra(self, joint: JointMoments) -> Spectra:
         """Return the spectra of what the model sees."""
@@ -158,12 +151,9 @@ def refit_member(member: Member, task: Task, joint: JointMoments, factor: float)
     """Return the member fitted on other moments, of ``factor`` times as many pairs, by which γ is scaled."""
     part, use = member.part, member.use
     if part.kind == "identity":
-        identity = IdentityPart(part, joint.take(part.columns("x"), part.columns("y")))
+        identity = IdentityPart(part, part.moments(joint))
         return replace(member, linear=next(identity.make_maps(task, [use], None))[1])
-    if member.params is None:
-        raise InputError(
-            "this model was saved without its γ, by an older version; fit it again on all pairs."
-        )
+    assert member.params is not None
     gammas = member.params[0] * factor, member.params[1] * factor
     # The gate's limits are distances in these coordinates, so a rotation of them is another model.
     most = member.dimension if member.canonical else None
@@ -174,7 +164,7 @@ def refit_member(member: Member, task: Task, joint: JointMoments, factor: float)
         member.linear.x_map @ np.linalg.inv(member.polish.x),
         member.linear.y_map @ np.linalg.inv(member.polish.y),
     )
-    moments = joint.take(part.columns("x"), part.columns("y"))
+    moments = part.moments(joint)
     polish = carry_polish(member.polish, moments, (linear.x_map, linear.y_map), old)
     return replace(member, linear=linear.multiply(polish), params=gammas, polish=polish)
 
@@ -188,7 +178,7 @@ def carry_vectors(vectors: Floats, old: Member, new: Member, view: str, joint: J
     """
     if not len(vectors):
         return np.zeros((0, new.dimension), dtype=np.float32)
-    part = joint.take(old.part.columns("x"), old.part.columns("y"))
+    part = old.part.moments(joint)
     gram = to_numpy(part.xx if view == "x" else part.yy)
     (mean, weights), (new_mean, new_weights) = (
         (linear.mean(view).astype(np.float64), linear.map(view).astype(np.float64))
@@ -207,7 +197,7 @@ def make_gate(members: Sequence[Member], view: str, joint: JointMoments, limits:
     """Return the gate of queries of ``view``, for members fitted on these moments."""
     rates = []
     for member in members:
-        moments = joint.take(member.part.columns("x"), member.part.columns("y"))
+        moments = member.part.moments(joint)
         gram, mean = (moments.xx, moments.x_mean) if view == "x" else (moments.yy, moments.y_mean)
         weights = member.linear.map(view).astype(np.float64)
         squares = np.sum(weights * (to_numpy(gram) @ weights), axis=0) / moments.count
@@ -319,7 +309,7 @@ class IdentityPart:
 
     def refit(self, joint: JointMoments) -> IdentityPart:
         """Return the part with the means of other pairs."""
-        return IdentityPart(self.part, joint.take(self.part.columns("x"), self.part.columns("y")))
+        return IdentityPart(self.part, self.part.moments(joint))
 
 
 AnyPart: TypeAlias = FittedPart | IdentityPart
@@ -328,6 +318,32 @@ AnyPart: TypeAlias = FittedPart | IdentityPart
 def identity_blocks(parts: Iterable[Part], view: str) -> set[str]:
     """Return the blocks of a view that identity parts compare as they are."""
     return {getattr(part, view)[0] for part in parts if part.kind == "identity"}
+
+
+def shape_pairs(geometry: Mapping[str, Side], pairs: Pairs, parts: Sequence[Part]) -> Pairs:
+    """Return pairs in the geometry that the models of ``parts`` expect."""
+    x, y = (
+        apply_geometry(geometry[view], blocks, identity_blocks(parts, view))
+        for view, blocks in zip("xy", pairs[:2], strict=True)
+    )
+    return x, y, pairs[2]
+
+
+def joint_widths(
+    geometry: Mapping[str, Side], members: Mapping[Task, Sequence[Member]]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return names and widths of the blocks of both views in the moments of a fusion, in order."""
+    parts = [member.part for of_task in members.values() for member in of_task]
+    x, y = (
+        {name: shape.width for name, shape in geometry[view].items()}
+        | {
+            unit_key(name): shape.width
+            for name, shape in geometry[view].items()
+            if name in identity_blocks(parts, view)
+        }
+        for view in ("x", "y")
+    )
+    return x, y
 
 
 def project_pairs(

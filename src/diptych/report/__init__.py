@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from diptych.report._card import Card, EncoderFacts, FusedTaskFacts, IndexFacts, TaskFacts, model_card
     from diptych.report._figures import draw_recall_curves, draw_regularization_path, draw_reliability
     from diptych.report._page import (
         Html,
@@ -28,14 +27,9 @@ if TYPE_CHECKING:
     from diptych.report._statistics import draw_biplot, draw_correlations, draw_loadings, draw_variates
 
 __all__ = [
-    "Card",
-    "EncoderFacts",
-    "FusedTaskFacts",
     "Html",
-    "IndexFacts",
     "Row",
     "ShownHit",
-    "TaskFacts",
     "best_cells",
     "bullets",
     "code",
@@ -50,7 +44,6 @@ __all__ = [
     "format_cell",
     "heading",
     "join",
-    "model_card",
     "page",
     "paragraph",
     "section",
@@ -62,7 +55,6 @@ __all__ = [
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
-        "_card": ["Card", "EncoderFacts", "FusedTaskFacts", "IndexFacts", "TaskFacts", "model_card"],
         "_figures": ["draw_recall_curves", "draw_regularization_path", "draw_reliability"],
         "_page": [
             "Html",

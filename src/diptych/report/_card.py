@@ -10,12 +10,14 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from diptych._checks import FEW_PAIRS, IMAGE_AND_TEXT, TASKS, Task, ViewNames, count, plural, with_article
-from diptych.cca._description import SHOWN_CORRELATIONS
+import msgspec
+
+from diptych._checks import FEW_PAIRS, TASKS, Task, ViewNames, count, plural, with_article
+from diptych.cca._description import SHOWN_CORRELATIONS, ModelDescription
 from diptych.report._page import one_line, task_titles
 
 FIGURE_FILE = "regularization.png"
@@ -25,148 +27,48 @@ CORRELATIONS = {
     "train_correlations": "of its variates on the training pairs",
     "validation_correlations": "of its variates on validation pairs",
 }
+VIEWS: tuple[Literal["image", "text"], ...] = ("image", "text")
 METRICS = ("r@1", "r@5", "r@10", "median_rank", "mean_rank")
 
 
 @dataclass(frozen=True)
-class EncoderFacts:
-    """The encoder of one view: its name, fingerprint and number of features.
-
-    ``kept`` is False if the model has no encoder to apply, so that every query must be features.
-
-    >>> encoder = EncoderFacts("ResNet-50", "onnx:1f2e", 2048)
-    """
-
-    name: str
-    fingerprint: str
-    dimension: int
-    kept: bool = True
-
-
-@dataclass(frozen=True)
-class TaskFacts:
-    """The model of one task: the filters of both views, and its canonical correlations.
-
-    ``correlations`` are those of the regularised model, the others those of its variates on training and on
-    validation pairs, where measured. Only the first few are needed; ``components`` is their number.
-
-    >>> task = TaskFacts("γ = 12.3", "γ = 0.45", 300, correlations=(0.98, 0.97))
-    """
-
-    filter_x: str
-    filter_y: str
-    components: int
-    correlations: Sequence[float] = ()
-    train_correlations: Sequence[float] = ()
-    validation_correlations: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
-class FusedTaskFacts:
-    """The models of one task of a fusion, and its hubness correction as ``describe_correction`` says it.
-
-    Each of ``parts`` has a ``name``, the ``weight`` of its cosine in the score, its ``use`` in words, and its
-    number of ``components``.
-
-    >>> part = {"name": "resnet × hkse", "weight": 1.0, "use": "asymmetric weighting", "components": 300}
-    >>> task = FusedTaskFacts([part], "none")
-    """
-
-    parts: Sequence[Mapping[str, Any]]
-    correction: str
-
-
-@dataclass(frozen=True)
-class IndexFacts:
-    """The index: the number of items of each view, and how they are searched.
-
-    ``recall`` is the share of the true nearest neighbours that an approximate index finds; None: it is exact.
-
-    >>> index = IndexFacts({"images": 8000, "texts": 40000}, "HNSW", recall=0.987)
-    """
-
-    items: Mapping[str, int]
-    kind: str = "exact"
-    dtype: str = "float32"
-    recall: float | None = None
-
-
-@dataclass(frozen=True)
 class Card:
-    """The content of a model card.
+    """What a model card is written from.
 
-    Attributes
-    ----------
-    name, folder
-        Names of the model and of its folder; the commands use the folder.
-    library, date, seconds
-        Version of the library that fitted the model, when, and how long that took.
-    pairs
-        For each split, the number of images and of captions.
-    image_encoder, text_encoder
-        What computed the features; None if features were passed.
-    tasks
-        The model of each task.
-    params
-        Parameters of the estimator that users should know.
-    selected_on
-        Which pairs the regularisation was selected on; None if it was not selected.
-    quality
-        What the model was measured on; see ``describe_quality``.
-    metrics
-        For ``"validation"`` and ``"test"``, the five metrics of each task; None if it was not measured.
-    index
-        None if nothing is indexed.
-    files
-        Names and descriptions of the other files of the folder.
-    has_figure, has_reliability
-        Whether ``regularization.png`` and ``reliability.png`` are in the folder.
-    calibration
-        What is known of the probabilities, as ``Retriever.info`` has it.
-    repo
-        The repository of the Hugging Face Hub that the model is published in.
-    views
-        What the card calls an item of each view.
-
-    Examples
-    --------
-    >>> card = Card("beaches", "beaches", "1.0", "2025-01-31", {"train": (100, 500)}, None, None, {})
+    ``name`` is that of the model and of its folder, ``info`` is what ``Retriever.info`` returns, ``model``
+    the description in it as an object. ``files`` has names and meanings of the other files of the folder.
+    ``kept`` are the views (``"image"``, ``"text"``) whose encoder is applied when the model is opened;
+    queries of another view must be features. ``repo`` is the repository of the Hugging Face Hub that the
+    model is published in.
     """
 
     name: str
-    folder: str
-    library: str
-    date: str
-    pairs: Mapping[str, tuple[int, int]]
-    image_encoder: EncoderFacts | None
-    text_encoder: EncoderFacts | None
-    tasks: Mapping[Task, TaskFacts | FusedTaskFacts]
-    params: Mapping[str, object] = field(default_factory=dict)
-    selected_on: str | None = None
-    seconds: float | None = None
-    quality: str = "It was not measured: try it before you rely on it."
-    metrics: Mapping[str, Mapping[Task, Mapping[str, float]]] | None = None
-    index: IndexFacts | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
-    has_figure: bool = False
+    info: Mapping[str, Any]
+    model: ModelDescription
+    files: Mapping[str, str]
+    kept: Collection[str] = ()
     repo: str = ""
-    views: ViewNames = IMAGE_AND_TEXT
-    calibration: Mapping[str, Any] | None = None
-    has_reliability: bool = False
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the fit measured."""
+        return self.info["facts"]  # type: ignore[no-any-return]
+
+    @property
+    def views(self) -> ViewNames:
+        """What the card calls an item of each view."""
+        return ViewNames(*self.info["views"])
+
+    @property
+    def titles(self) -> dict[Task, str]:
+        """The tasks in words."""
+        return task_titles(self.views)
 
 
-def model_card(facts: Card) -> str:
-    """Return the model card as Markdown.
-
-    Examples
-    --------
-    >>> encoder = EncoderFacts("ResNet-50", "onnx:1f2e", 2048)
-    >>> card = Card("beaches", "beaches", "1.0", "2025-01-31", {"train": (100, 500)}, encoder, None, {})
-    >>> print(model_card(card).splitlines()[0])
-    # beaches
-    """
+def model_card(card: Card) -> str:
+    """Return the model card as Markdown."""
     sections = (_model, _use, _training, _quality, _regularization, _scores, _limits, _files)
-    return "\n\n".join(part for section in sections for part in section(facts)) + "\n"
+    return "\n\n".join(part for section in sections for part in section(card)) + "\n"
 
 
 def describe_quality(facts: Mapping[str, Any]) -> str:
@@ -190,6 +92,7 @@ def describe_quality(facts: Mapping[str, Any]) -> str:
         sentences.append(f"The regularisation is from theory ({facts['theory']}), not selected.")
     else:
         sentences.append("The regularisation was set by the user, not selected.")
+    sentences += _describe_audit(facts)
     if "refitted" in facts:
         sentences.append(
             f"Refitted afterwards on {facts['refitted']['pairs']:,} pairs, and not measured again."
@@ -221,7 +124,8 @@ def describe_fit(info: Mapping[str, Any]) -> list[str]:
     seen = [info["encoders"][view]["name"] or "the features given" for view in ("image", "text")]
     lines = [
         f"Learned from {count(images, names.image)} with {count(captions, names.caption)}; "
-        f"{plural(names.image)} are seen by {seen[0]}, {plural(names.text)} by {seen[1]}."
+        f"{plural(names.image)} are seen by {seen[0]}, {plural(names.text)} by {seen[1]}.",
+        *_describe_audit(facts),
     ]
     for measured, split, what in (
         ("test", "test", "test {}, which it had not seen"),
@@ -254,6 +158,14 @@ def describe_fit(info: Mapping[str, Any]) -> list[str]:
     else:
         lines.append("It was not measured on pairs that it had not seen.")
     return lines
+
+
+def _describe_audit(facts: Mapping[str, Any]) -> list[str]:
+    """Say how many training pairs an audit left out, if there was one."""
+    if "audit" not in facts:
+        return []
+    left_out, pairs = facts["audit"]["left_out"], count(facts["audit"]["pairs"], "training pair")
+    return [f"An audit left out {left_out:,} of {pairs}, which look wrong."]
 
 
 def describe_correction(correction: Mapping[str, Any]) -> str:
@@ -296,87 +208,87 @@ def escape_markdown(text: object, longest: int = 200) -> str:
     return line.replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _model(facts: Card) -> Iterator[str]:
-    yield f"# {escape_markdown(facts.name) or 'model'}"
-    image, text = facts.views
+def _model(card: Card) -> Iterator[str]:
+    yield f"# {escape_markdown(card.name) or 'model'}"
+    (image, text), seconds = card.views, card.facts.get("seconds", {}).get("all")
     yield (
         f"A diptych model: it finds {plural(image)} for {with_article(text)} (search) and {plural(text)} for "
         f"{with_article(image)} (annotate). Both are mapped into one space by regularised canonical "
         "correlation analysis, for each task by a model of its own."
     )
-    duration = "" if facts.seconds is None else f" in {_duration(facts.seconds)}"
     yield (
-        f"Fitted on {escape_markdown(facts.date) or 'an unknown day'}{duration}, "
-        f"with diptych {escape_markdown(facts.library) or 'of an unknown version'}."
+        f"Fitted on {escape_markdown(card.facts.get('date', '')) or 'an unknown day'}"
+        f"{'' if seconds is None else f' in {_duration(seconds)}'}, with diptych "
+        f"{escape_markdown(card.info['library']) or 'of an unknown version'}."
     )
 
 
-def _use(facts: Card) -> Iterator[str]:
+def _use(card: Card) -> Iterator[str]:
     # A name with line breaks or control characters could turn the command into another one.
-    folder = facts.folder if facts.folder and facts.folder.isprintable() else "FOLDER"
+    folder = card.name if card.name and card.name.isprintable() else "FOLDER"
     argument = shlex.quote(f"./{folder}" if folder.startswith("-") else folder)
-    example = "photo.jpg" if facts.views.image == "image" else "FILE"
-    text, image = (one is not None and one.kept for one in (facts.text_encoder, facts.image_encoder))
-    image_file, text_file = (f"{plural(name).replace(' ', '-')}.npy" for name in facts.views)
+    example = "photo.jpg" if card.views.image == "image" else "FILE"
+    image_file, text_file = (f"{plural(name).replace(' ', '-')}.npy" for name in card.views)
     yield "## Use it"
     yield _code(
         "python",
-        *([] if text else ["import numpy as np", ""]),
+        *([] if "text" in card.kept else ["import numpy as np", ""]),
         "from diptych import Retriever",
-        f"model = Retriever.from_pretrained({json.dumps(facts.repo)})"
-        if facts.repo
+        f"model = Retriever.from_pretrained({json.dumps(card.repo)})"
+        if card.repo
         else f"model = Retriever.load({json.dumps(folder, ensure_ascii=False)})",
         'model.search("a dog")'
-        if text
+        if "text" in card.kept
         else f'model.search(np.load("{text_file}"))  # features, one row per query',
     )
     yield "or from the shell:"
     yield _code(
         "sh",
-        *([f"diptych pull {shlex.quote(facts.repo)} --out {argument}"] if facts.repo else []),
-        f"diptych search {argument} " + ('"a dog"' if text else f"--features {text_file}"),
-        f"diptych annotate {argument} " + (example if image else f"--features {image_file}"),
+        *([f"diptych pull {shlex.quote(card.repo)} --out {argument}"] if card.repo else []),
+        f"diptych search {argument} " + ('"a dog"' if "text" in card.kept else f"--features {text_file}"),
+        f"diptych annotate {argument} " + (example if "image" in card.kept else f"--features {image_file}"),
     )
 
 
-def _training(facts: Card) -> Iterator[str]:
-    names = facts.views
+def _training(card: Card) -> Iterator[str]:
+    names, info = card.views, card.info
     yield "## What it was fitted on"
     yield _table(
         ("pairs", plural(names.image), plural(names.caption)),
-        ((name, f"{images:,}", f"{captions:,}") for name, (images, captions) in facts.pairs.items()),
+        ((split, f"{n:,}", f"{m:,}") for split, (n, m) in card.facts.get("pairs", {}).items()),
     )
-    views = zip(map(plural, names), (facts.image_encoder, facts.text_encoder), strict=True)
+    encoders = {names.of(view): info["encoders"][view] for view in VIEWS}
     yield _table(
         ("view", "encoder", "fingerprint", "dimensions"),
         (
-            (view, "none: features were passed", "", "")
-            if encoder is None
-            else (view, encoder.name, encoder.fingerprint, f"{encoder.dimension:,}")
-            for view, encoder in views
+            (plural(view), encoder["name"], encoder["fingerprint"], f"{encoder['dimension']:,}")
+            if encoder["name"]
+            else (plural(view), "none: features were passed", "", "")
+            for view, encoder in encoders.items()
         ),
     )
-    if facts.index is None:
+    if not any(info["items"].values()):
         yield f"Nothing is indexed yet: add {' and '.join(map(plural, names))} before searching."
         return
-    index = facts.index
-    items = ", ".join(escape_markdown(count(number, view)) for view, number in index.items.items())
-    recall = "" if index.recall is None else f", finding {100 * index.recall:.1f} % of the true nearest"
-    kind, dtype = escape_markdown(index.kind), escape_markdown(index.dtype)
-    yield f"Indexed when this card was written: {items or 'nothing'} ({kind}, {dtype}{recall})."
+    items = ", ".join(escape_markdown(count(info["items"][view], names.of(view))) for view in VIEWS)
+    kind, dtype = escape_markdown(info["index"]["kind"]), escape_markdown(info["index"]["dtype"])
+    recalls = card.facts.get("graph_recall", {}).values()
+    recall = f", finding {100 * min(recalls):.1f} % of the true nearest" if recalls else ""
+    kind = "exact" if kind == "flat" else kind
+    yield f"Indexed when this card was written: {items} ({kind}, {dtype}{recall})."
 
 
-def _quality(facts: Card) -> Iterator[str]:
+def _quality(card: Card) -> Iterator[str]:
     yield "## How good it is"
-    yield escape_markdown(facts.quality, longest=1000)
-    if not facts.metrics:
+    unknown = "It was not measured: try it before you rely on it."
+    yield escape_markdown(card.facts.get("quality", unknown), longest=1000)
+    if not card.facts.get("metrics"):
         return
-    titles = task_titles(facts.views)
     yield _table(
         ("pairs", "task", *(name.replace("_", " ") for name in METRICS)),
         (
-            (split, titles[task], *(_metric(name, by_task[task].get(name)) for name in METRICS))
-            for split, by_task in facts.metrics.items()
+            (split, card.titles[task], *(_metric(name, by_task[task].get(name)) for name in METRICS))
+            for split, by_task in card.facts["metrics"].items()
             for task in TASKS
             if task in by_task
         ),
@@ -387,51 +299,56 @@ def _quality(facts: Card) -> Iterator[str]:
     )
 
 
-def _regularization(facts: Card) -> Iterator[str]:
-    titles = task_titles(facts.views)
-    tasks = [(titles[task], facts.tasks[task]) for task in TASKS if task in facts.tasks]
-    fused = [(title, task) for title, task in tasks if isinstance(task, FusedTaskFacts)]
-    yield "## Parts" if fused else "## Regularisation"
-    if facts.selected_on is not None:
-        yield f"Selected for each task by retrieval on {escape_markdown(facts.selected_on.rstrip('. '))}."
-    if fused:
-        yield from _parts(fused, facts.views)
-    else:
-        yield from _filters([(title, task) for title, task in tasks if isinstance(task, TaskFacts)], facts)
-    if facts.params:
-        yield _table(("parameter", "value"), ((name, _value(value)) for name, value in facts.params.items()))
-    if facts.has_figure:
+def _regularization(card: Card) -> Iterator[str]:
+    yield "## Parts" if card.model.parts else "## Regularisation"
+    if selected_on := card.facts.get("selection", {}).get("pairs"):
+        yield f"Selected for each task by retrieval on {escape_markdown(selected_on.rstrip('. '))}."
+    yield from (_parts if card.model.parts else _filters)(card)
+    if params := card.model.params:
+        yield _table(("parameter", "value"), ((name, _value(value)) for name, value in params.items()))
+    if FIGURE_FILE in card.files:
         yield f"![Scores of every grid point for both tasks, and the selected one]({FIGURE_FILE})"
 
 
-def _parts(tasks: Sequence[tuple[str, FusedTaskFacts]], names: ViewNames) -> Iterator[str]:
+def _parts(card: Card) -> Iterator[str]:
     yield (
-        f"Each part is a model of some features, by which it is named: of {plural(names.image)} × of "
-        f"{plural(names.text)}. A score is the sum of the parts' cosines, each times its weight, less a "
+        f"Each part is a model of some features, by which it is named: of {plural(card.views.image)} × of "
+        f"{plural(card.views.text)}. A score is the sum of the parts' cosines, each times its weight, less a "
         "correction for items that are near every query (hubness)."
     )
     yield _table(
         ("task", "part", "weight", "compared by", "components"),
         (
-            (title, part["name"], f"{part['weight']:.2g}", part["use"], f"{part['components']:,}")
-            for title, task in tasks
-            for part in task.parts
+            (card.titles[task], part.name, f"{part.weight:.2g}", part.use, f"{part.components:,}")
+            for task in TASKS
+            for part in card.model.parts[task]
         ),
     )
-    yield _table(("task", "correction for hubness"), ((title, task.correction) for title, task in tasks))
-
-
-def _filters(tasks: Sequence[tuple[str, TaskFacts]], facts: Card) -> Iterator[str]:
+    corrections = {task: msgspec.to_builtins(card.model.corrections[task]) for task in TASKS}
     yield _table(
-        ("task", *map(plural, facts.views), "components"),
-        ((title, task.filter_x, task.filter_y, f"{task.components:,}") for title, task in tasks),
+        ("task", "correction for hubness"),
+        ((card.titles[task], describe_correction(corrections[task])) for task in TASKS),
     )
-    if any(len(task.correlations) for _, task in tasks):
+
+
+def _filters(card: Card) -> Iterator[str]:
+    model, titles = card.model, card.titles
+    yield _table(
+        ("task", *map(plural, card.views), "components"),
+        ((titles[task], *model.filters[task], f"{model.components[task]:,}") for task in TASKS),
+    )
+    if any(known.get("correlations") for known in model.correlations.values()):
         yield _table(
-            ("first canonical correlations", *(title for title, _ in tasks)),
+            ("first canonical correlations", *titles.values()),
             (
-                (name, *(_correlations(getattr(task, attribute), task.components) for _, task in tasks))
-                for attribute, name in CORRELATIONS.items()
+                (
+                    what,
+                    *(
+                        _correlations(model.correlations[task].get(name), model.components[task])
+                        for task in TASKS
+                    ),
+                )
+                for name, what in CORRELATIONS.items()
             ),
         )
         yield (
@@ -440,11 +357,11 @@ def _filters(tasks: Sequence[tuple[str, TaskFacts]], facts: Card) -> Iterator[st
         )
 
 
-def _scores(facts: Card) -> Iterator[str]:
+def _scores(card: Card) -> Iterator[str]:
     yield "## How to read its scores"
-    if facts.params.get("similarity", "cosine") == "l2":
+    if card.model.params.get("similarity", "cosine") == "l2":
         meaning = "minus the distance between two vectors"
-    elif "preset" in facts.params:
+    elif card.model.parts:
         meaning = "a weighted sum of cosines, minus a correction for items that are near every query"
     else:
         meaning = "the cosine of two vectors, from -1 to 1"
@@ -452,30 +369,22 @@ def _scores(facts: Card) -> Iterator[str]:
         f"A score is {meaning}. It is not a probability. Compare scores within one query only, not across "
         "queries, tasks or models. There is always a best hit, even if nothing fits the query."
     )
-    calibration = facts.calibration
-    if calibration is None:
-        return
+    calibration = card.info["calibration"]
     yield "## How to read its probabilities"
     if "absent" in calibration:
         yield f"Hits have none, because {escape_markdown(calibration['absent'], longest=500)}."
         return
-    titles = task_titles(facts.views)
     yield (
         "The probability of a hit is how likely it is right, if the gallery that was searched has a right "
         "item at all. It takes the size of the gallery into account, never changes the order, and can be "
         "compared between queries."
     )
+    measured = {card.titles[task]: calibration[task] for task in TASKS}
     yield _table(
         ("task", "pairs", "gallery", "method", "expected calibration error"),
         (
-            (
-                titles[task],
-                f"{facts['pairs']:,}",
-                f"{facts['gallery']:,}",
-                facts["method"],
-                f"{facts['ece']:.3f}",
-            )
-            for task, facts in ((task, calibration[task]) for task in TASKS if task in calibration)
+            (title, f"{of['pairs']:,}", f"{of['gallery']:,}", of["method"], f"{of['ece']:.3f}")
+            for title, of in measured.items()
         ),
     )
     on = escape_markdown(calibration["search"]["on"], longest=300)
@@ -483,35 +392,30 @@ def _scores(facts: Card) -> Iterator[str]:
         f"Measured by cross-validation on {on}. The error is the mean difference between probability and "
         "share of right hits, of the ten best hits of each query in 15 bins."
     )
-    if facts.has_reliability:
+    if RELIABILITY_FILE in card.files:
         yield f"![The share of right hits against their probability, for both tasks]({RELIABILITY_FILE})"
 
 
-def _limits(facts: Card) -> Iterator[str]:
-    captions = facts.pairs["train"][1] if "train" in facts.pairs else None
+def _limits(card: Card) -> Iterator[str]:
+    _, captions = card.facts.get("pairs", {}).get("train", (0, FEW_PAIRS))
     yield "## Limits"
     lines = [
         "It knows only what its training pairs show. Results for other objects and words are guesses, and it "
         "repeats what the pairs say wrongly or unfairly, especially about people.",
-        f"The figures hold for {' and '.join(map(plural, facts.views))} like the training pairs; measure the "
+        f"The figures hold for {' and '.join(map(plural, card.views))} like the training pairs; measure the "
         "model again on others.",
         f"With fewer than {FEW_PAIRS} pairs, the model and the selected settings are mostly chance.",
     ]
-    if captions is not None and captions < FEW_PAIRS:
+    if captions < FEW_PAIRS:
         lines.append(
             f"**This model was fitted on {count(captions, 'pair')}: use it only to try things out.**"
         )
     yield "\n".join(f"- {line}" for line in lines)
 
 
-def _files(facts: Card) -> Iterator[str]:
-    listed = {"README.md": "this card", **facts.files}
-    if facts.has_figure:
-        listed.setdefault(FIGURE_FILE, "the scores of the regularisation path")
-    if facts.has_reliability:
-        listed.setdefault(RELIABILITY_FILE, "probabilities and shares of right hits")
+def _files(card: Card) -> Iterator[str]:
     yield "## Files"
-    yield _table(("file", "content"), listed.items())
+    yield _table(("file", "content"), {"README.md": "this card", **card.files}.items())
     yield "Loading the model executes no code from these files: they are arrays, JSON, text and figures."
 
 
@@ -531,10 +435,10 @@ def _metric(name: str, value: float | None) -> str:
     return f"{value:g}" if name == "median_rank" else f"{value:.1f}"
 
 
-def _correlations(values: Sequence[float], components: int) -> str:
-    shown = ", ".join(f"{value:.3f}" for value in values[:SHOWN_CORRELATIONS])
-    if not shown:
+def _correlations(values: Sequence[float] | None, components: int) -> str:
+    if not values:
         return "not measured"
+    shown = ", ".join(f"{value:.3f}" for value in values[:SHOWN_CORRELATIONS])
     return f"{shown}, …" if components > SHOWN_CORRELATIONS else shown
 
 

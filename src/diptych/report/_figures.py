@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, check_view_names, missing_package_error
+from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, check_view_names, import_package
 from diptych._persistence import replace_file
 from diptych.cca.selection import Path
 from diptych.ranking import recall_at_k
@@ -86,10 +85,7 @@ def text_width(text: str, size: float) -> float:
 
 def _matplotlib(module: str) -> Any:
     # Imported on first use: matplotlib is optional and slow to import.
-    try:
-        return import_module(f"matplotlib.{module}")
-    except ImportError:
-        raise missing_package_error("figures need", "report") from None
+    return import_package(f"matplotlib.{module}", "figures need", "report")
 
 
 def draw_recall_curves(

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import InputError, Task, check_count, check_pairing, check_task
+from diptych._checks import InputError, Task, check_count, check_pairing, check_task, second_view
 from diptych.cca import AWCCA
-from diptych.cca._fitted import second_view
-from diptych.cca._weighting import Projection
+from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.report._figures import (
     BLUE,
     COLORS,
@@ -40,13 +40,6 @@ LONGEST_FEATURE, PANEL, LINE = 1.5, 2.8, 0.14
 """Inches: the longest name of a feature, the width of a panel, and the height of a line of text."""
 LEVEL = 0.05
 """Components with a corrected p-value of at most this have a filled marker."""
-
-_SOURCES: dict[type, str] = {
-    PermutationTest: "permutation_test",
-    Bootstrap: "bootstrap",
-    CrossValidatedCorrelations: "cross_validated_correlations",
-    Loadings: "loadings",
-}
 
 
 def draw_correlations(
@@ -218,7 +211,7 @@ def draw_loadings(
                 f"the bootstrap has {len(interval.estimate)} features and the loadings {len(names)}; give "
                 "those of the same model."
             )
-        shown = varying[_largest(np.abs(matrix[varying, component]), most)]
+        shown = varying[np.argsort(-np.abs(matrix[varying, component]), kind="stable")[:most]]
         # From top to bottom as in a table: the largest first, the negative ones last.
         shown = shown[np.argsort(-matrix[shown, component], kind="stable")]
         bars = None if interval is None else _error_bars(interval, (shown, component))
@@ -250,7 +243,6 @@ def draw_biplot(
     components: tuple[int, int] = (0, 1),
     file: str | os.PathLike[str] | None = None,
     *,
-    variates: Array | None = None,
     most: int = 16,
     views: tuple[str, str] = ("X", "Y"),
 ) -> Figure:
@@ -267,9 +259,6 @@ def draw_biplot(
         Two numbers, counted from 0.
     file
         ``.png``, ``.svg`` or ``.pdf``.
-    variates
-        Rows × components, such as ``model.transform(X)``: adds the rows as grey points. Their scale is of no
-        meaning; the farthest is on the outer circle.
     most
         How many features get a name: those farthest from the centre, of both views together. All have a
         point.
@@ -282,7 +271,7 @@ def draw_biplot(
     >>> from diptych.stats import loadings
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
     >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x[:, :2] + 1)
-    >>> draw_biplot(loadings(model), variates=model.transform(x)).axes[0].get_xlabel()
+    >>> draw_biplot(loadings(model)).axes[0].get_xlabel()
     'component 1 →'
     """
     titles = _check_options(loadings, most, 0, MOST_LABELS, views)
@@ -297,10 +286,6 @@ def draw_biplot(
     axes.axhline(0.0, color="0.85", linewidth=0.6, zorder=0)
     axes.axvline(0.0, color="0.85", linewidth=0.6, zorder=0)
     artists: list[Any] = []
-    if variates is not None:
-        cloud = _scale_cloud(variates, columns)
-        artists += axes.plot(*cloud.T, ".", color="0.72", markersize=3, rasterized=len(cloud) > 2000)
-        titles = ["rows", *titles]
     points, labels = [], []
     for marker, color, (matrix, varying, names) in zip(
         MARKERS, (BLUE, VERMILLION), _tables(loadings), strict=False
@@ -322,21 +307,9 @@ def draw_biplot(
     return finish_figure(figure, file)
 
 
-def _scale_cloud(variates: Any, columns: list[int]) -> Any:
-    """Return two columns with the same spread, the farthest row at the distance 1."""
-    cloud = _check_finite(variates, "variates")
-    if cloud.ndim != 2:
-        raise InputError(f"variates has shape {cloud.shape}; expected rows × components.")
-    _check_components(columns, cloud.shape[1], "variates")
-    cloud = cloud[:, columns] - cloud[:, columns].mean(axis=0)
-    spread = cloud.std(axis=0)
-    cloud = cloud / np.where(spread > 0, spread, 1.0)
-    return cloud / (float(np.linalg.norm(cloud, axis=1).max()) or 1.0)
-
-
 def _label_points(axes: Any, points: Any, names: Sequence[str], most: int) -> None:
     """Write names of the farthest points to the left and right of the circle, with a line to each point."""
-    farthest = _largest(np.linalg.norm(points, axis=1), most)
+    farthest = np.argsort(-np.linalg.norm(points, axis=1), kind="stable")[:most]
     gap = 0.105  # a line of text, where the circle has a height of 2
     for side, alignment in ((-1.0, "right"), (1.0, "left")):
         rows = sorted((i for i in farthest if (points[i, 0] < 0) == (side < 0)), key=lambda i: points[i, 1])
@@ -363,7 +336,6 @@ def draw_variates(
     *,
     component: int = 0,
     held_out: tuple[Array, ...] | None = None,
-    groups: Sequence[object] | None = None,
     task: Task = "search",
 ) -> Figure:
     """Draw the canonical variates of both views against each other; write the figure if a file is named.
@@ -383,8 +355,6 @@ def draw_variates(
         Its number, counted from 0.
     held_out
         ``(X, y)`` or ``(X, y, pairing)`` that the model was not fitted on, drawn in the same axes.
-    groups
-        One label per row of y, such as a diagnosis; up to 7 are drawn in colours and markers of their own.
     task
         Whose model: an ``AWCCA`` that selected its regularisation has one for each task.
 
@@ -398,37 +368,30 @@ def draw_variates(
     >>> figure.legends[0].get_texts()[0].get_text()
     '50 pairs: r = 1.00'
     """
-    if held_out is not None and groups is not None:
-        raise InputError("colours show either groups or held-out pairs; draw two figures.")
     u, v = _variates(model, (X, y, pairing), component, task)
     clouds = [(u, v, "pairs")]
     if held_out is not None:
         if not isinstance(held_out, tuple) or len(held_out) not in (2, 3):
             raise InputError("held_out is not (X, y) or (X, y, pairing); give the views as a tuple.")
         clouds = [(u, v, "training pairs"), (*_variates(model, held_out, component, task), "held-out pairs")]
-    elif groups is not None:
-        clouds = _split_groups(u, v, groups)
     figure = new_figure(4.6, 3.9 + 0.17 * len(clouds))
     axes = figure.subplots()
     artists, labels = [], []
-    for i, (across, up, name) in enumerate(clouds):
+    for (across, up, name), marker, color in zip(clouds, MARKERS, COLORS, strict=False):
         many = len(across) > 500
         artists += axes.plot(
             across / (float(np.std(u)) or 1.0),
             up / (float(np.std(v)) or 1.0),
-            MARKERS[i % len(MARKERS)],
-            color=COLORS[i],
-            # Later ones are hollow, so that they can be told apart without colour and do not hide the first.
-            markerfacecolor=COLORS[i] if i == 0 else "none",
+            marker,
+            color=color,
+            # Held-out pairs are hollow, so that they can be told apart without colour and hide nothing.
+            markerfacecolor=color if across is u else "none",
             markersize=2.5 if many else 4.5,
             alpha=0.5 if many else 0.85,
             rasterized=len(across) > 5000,
             zorder=2.0 + 1.0 / len(across),  # few points are not hidden by many
         )
-        correlation = f"{len(across):,} {name}: r = {_correlate(across, up):.2f}"
-        labels.append(correlation if groups is None else f"{name} ({len(across):,})")
-    if groups is not None:
-        axes.set_title(f"r = {_correlate(u, v):.2f}", fontsize=TEXT_SIZE)
+        labels.append(f"{len(across):,} {name}: r = {_correlate(across, up):.2f}")
     axes.set_xlabel(f"variate {component + 1} of X (standard deviations)", fontsize=TEXT_SIZE)
     axes.set_ylabel(f"variate {component + 1} of Y (standard deviations)", fontsize=TEXT_SIZE)
     style_axes(axes)
@@ -436,30 +399,18 @@ def draw_variates(
     return finish_figure(figure, file)
 
 
-def _split_groups(u: Any, v: Any, groups: Sequence[object]) -> list[tuple[Any, Any, str]]:
-    """Return the variates of each group, with its name."""
-    labels = np.asarray([str(label) for label in groups])
-    if len(labels) != len(v):
-        raise InputError(f"got {len(labels)} groups for {len(v)} rows of y; give one label per row.")
-    names = list(dict.fromkeys(labels.tolist()))
-    if len(names) > len(COLORS):
-        raise InputError(f"groups has {len(names)} labels; the figure can show at most {len(COLORS)}.")
-    return [(u[labels == name], v[labels == name], shorten(name, LONGEST_FEATURE)) for name in names]
-
-
 def _variates(model: AWCCA, pairs: tuple[Any, ...], component: int, task: Task) -> tuple[Any, Any]:
     """Return one canonical variate of each view over pairs, not weighted by its correlation."""
     if not isinstance(model, AWCCA):
         raise InputError(f"{type(model).__name__} has no canonical variates; give a fitted AWCCA.")
-    model._check_fitted()
+    check_is_fitted(model)
     canonical = model.models_[check_task(task)]
     (component,) = _check_components((component,), int(canonical.correlations.shape[0]), "the model")
     x, y, pairing = (*pairs, None)[:3]
     column = slice(component, component + 1)
-    weights_x, weights_y = canonical.x_weights[:, column], canonical.y_weights[:, column]
-    project_x = Projection("X", model.normalize[0], model.x_mean_, weights_x, None)
-    project_y = Projection("Y", model.normalize[1], model.y_mean_, weights_y, None)
-    u, v = to_numpy(project_x(x))[:, 0], to_numpy(project_y(second_view(y)))[:, 0]
+    x_map = ViewMap((BlockUse("x", model.normalize[0]),), model.x_mean_, canonical.x_weights[:, column])
+    y_map = ViewMap((BlockUse("y", model.normalize[1]),), model.y_mean_, canonical.y_weights[:, column])
+    u, v = to_numpy(x_map.embed(x, "X"))[:, 0], to_numpy(y_map.embed(second_view(y), "Y"))[:, 0]
     return u[check_pairing(pairing, len(u), v)], v
 
 
@@ -482,10 +433,6 @@ def _tables(loadings: Loadings) -> list[tuple[Any, Any, list[str]]]:
     return tables
 
 
-def _largest(sizes: Any, most: int) -> Any:
-    return np.argsort(-sizes, kind="stable")[:most]
-
-
 def _error_bars(interval: Interval, place: Any = slice(None)) -> Any:
     """Return the distances from the estimate to both ends of an interval, as matplotlib takes them."""
     estimate, low, high = (
@@ -498,9 +445,7 @@ def _error_bars(interval: Interval, place: Any = slice(None)) -> Any:
 
 def _check_type(value: object, kind: type) -> None:
     if not isinstance(value, kind):
-        raise InputError(
-            f"got {type(value).__name__} in place of a {kind.__name__}; give what {_SOURCES[kind]}() returns."
-        )
+        raise InputError(f"got {type(value).__name__}; give a {kind.__name__} of diptych.stats.")
 
 
 def _check_options(loadings: object, most: object, minimum: int, limit: int, views: object) -> list[str]:

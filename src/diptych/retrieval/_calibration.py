@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, 
 from diptych._persistence import Schema
 from diptych.cca._projector import Projector
 from diptych.retrieval._items import QUERIED, SEARCHED, View
+from diptych.retrieval._pair_scores import NOT_COMPARED, PairReference
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -131,8 +132,16 @@ class TaskCalibration(Schema, frozen=True):
         return {"method": method, **msgspec.to_builtins(self.measured)}
 
 
-Calibration: TypeAlias = dict[Task, TaskCalibration] | str
-"""The calibration of both tasks; or why there is none, in words."""
+class TaskCalibrations(TypedDict):
+    """The probabilities of both tasks, and the scores of held-out pairs, which older models lack."""
+
+    search: TaskCalibration
+    annotate: TaskCalibration
+    pairs: NotRequired[PairReference]
+
+
+Calibration: TypeAlias = TaskCalibrations | str
+"""What was measured on held-out pairs; or why nothing was, in words."""
 
 
 NOT_CALIBRATED = "it was fitted without; Retriever.calibrate measures them on held-out pairs"
@@ -146,6 +155,11 @@ def describe_calibration(calibration: Calibration) -> dict[str, Any]:
     return {task: calibration[task].describe() for task in TASKS}
 
 
+def read_reference(calibration: Calibration) -> PairReference | str:
+    """Return the scores of held-out pairs; or why there are none."""
+    return calibration if isinstance(calibration, str) else calibration.get("pairs", NOT_COMPARED)
+
+
 def fit_calibration(
     projectors: Mapping[Task, Projector],
     x: Any,
@@ -156,7 +170,7 @@ def fit_calibration(
 ) -> Calibration:
     """Fit the probabilities of both tasks on held-out pairs, which the model was not fitted on.
 
-    ``on`` says which pairs they are.
+    The scores of these pairs are measured too. ``on`` says which pairs they are.
     """
     owners = np.asarray(pairing)
     images = np.unique(owners)
@@ -171,7 +185,7 @@ def fit_calibration(
     captions = np.flatnonzero(place[owners] >= 0)
     features: dict[View, Any] = {"image": np.asarray(x)[images], "text": np.asarray(y)[captions]}
     owner: dict[View, Any] = {"image": np.arange(len(images)), "text": place[owners[captions]]}
-    calibration: dict[Task, TaskCalibration] = {}
+    tasks: dict[Task, TaskCalibration] = {}
     for task in TASKS:
         queried, searched = QUERIED[task], SEARCHED[task]
         rows = np.sort(rng.permutation(len(owner[queried]))[:_QUERIES])
@@ -182,10 +196,11 @@ def fit_calibration(
         )
         right, about = max(1, round(len(items) / len(images))), (on, len(captions), len(rows), len(items))
         try:
-            calibration[task] = _fit_task(galleries, owner[queried][rows], right, background, about)
+            tasks[task] = _fit_task(galleries, owner[queried][rows], right, background, about)
         except InputError as error:
             return str(error).rstrip(".")
-    return calibration
+    pairs = PairReference.measure(projectors, features["image"], features["text"], owner["text"])
+    return {"search": tasks["search"], "annotate": tasks["annotate"], "pairs": pairs}
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from diptych._checks import TASKS, InputError, Task
+from diptych._checks import InputError
 from diptych._database import FILE
 from diptych._persistence import library_version, name_in_errors
 from diptych.cca._description import ModelDescription
-from diptych.report import draw_regularization_path, draw_reliability, model_card
-from diptych.report._card import (
-    CORRELATIONS,
-    FIGURE_FILE,
-    RELIABILITY_FILE,
-    Card,
-    EncoderFacts,
-    FusedTaskFacts,
-    IndexFacts,
-    TaskFacts,
-    describe_correction,
-)
+from diptych.report import draw_regularization_path, draw_reliability
+from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, Card, model_card
 from diptych.retrieval._calibration import describe_calibration
 from diptych.retrieval._items import VIEWS
 from diptych.retrieval.stores._files import FOR_PEOPLE, ROWS
@@ -38,6 +27,8 @@ _FILES = {
     "estimator.safetensors": "the fitted model, for a refit",
     "moments.safetensors": "the moments of the training pairs, for a refit",
     "text-encoder": "the text encoder",
+    FIGURE_FILE: "the scores of the regularisation path",
+    RELIABILITY_FILE: "probabilities and shares of right hits",
 }
 _ITEM_FILES = {FILE: "the items", ROWS: "the vectors of all items, and their features if they are kept"}
 
@@ -76,64 +67,20 @@ def write_card(
 
     ``repo`` is the repository that the model is published in, whose card starts with ``front_matter``.
     """
-    facts, views = describe(searcher, keep_features), searcher.encoders.views
-    fitted, model, store = searcher.fitted, searcher.fitted.description, searcher.store
+    info, encoders = describe(searcher, keep_features), searcher.encoders
+    model, views = searcher.fitted.description, encoders.views
     if model.path is not None:
         with suppress(InputError):
             draw_regularization_path(model.path, folder / FIGURE_FILE, views=views)
     with suppress(InputError):  # without matplotlib, and without probabilities
-        draw_reliability(facts["calibration"], folder / RELIABILITY_FILE, views=views)
-    encoders = [
-        EncoderFacts(**encoder, kept=searcher.encoders.can_reopen(view, published=bool(repo)))
-        if (encoder := facts["encoders"][view])["name"]
-        else None
+        draw_reliability(info["calibration"], folder / RELIABILITY_FILE, views=views)
+    files = {file: meaning for file, meaning in _FILES.items() if (folder / file).exists()}
+    files |= {} if searcher.store.address else _ITEM_FILES
+    kept = [
+        view
         for view in VIEWS
+        if info["encoders"][view]["name"] and encoders.can_reopen(view, published=bool(repo))
     ]
-    recall = fitted.facts.get("graph_recall", {})
-    card = Card(
-        name=name,
-        folder=name,
-        repo=repo,
-        library=facts["library"],
-        date=str(fitted.facts.get("date", "")),
-        pairs={split: (int(n), int(m)) for split, (n, m) in fitted.facts.get("pairs", {}).items()},
-        image_encoder=encoders[0],
-        text_encoder=encoders[1],
-        tasks=_task_facts(facts),
-        params=model.params,
-        selected_on=fitted.facts.get("selection", {}).get("pairs"),
-        seconds=fitted.facts.get("seconds", {}).get("all"),
-        quality=fitted.facts.get("quality", Card.quality),
-        metrics=fitted.facts.get("metrics") or None,
-        index=IndexFacts(
-            {views.of(view): facts["items"][view] for view in VIEWS},
-            "exact" if store.kind == "flat" else store.kind,
-            store.dtype,
-            min(recall.values()) if recall else None,
-        ),
-        files={file: meaning for file, meaning in _FILES.items() if (folder / file).exists()}
-        | ({} if store.address else _ITEM_FILES),
-        has_figure=(folder / FIGURE_FILE).is_file(),
-        views=views,
-        calibration=facts["calibration"],
-        has_reliability=(folder / RELIABILITY_FILE).is_file(),
-    )
+    card = Card(name, info, model, files, kept, repo)
     with name_in_errors(folder / FOR_PEOPLE[0]):
         (folder / FOR_PEOPLE[0]).write_text(front_matter + model_card(card), "utf-8")
-
-
-def _task_facts(facts: Mapping[str, Any]) -> dict[Task, TaskFacts | FusedTaskFacts]:
-    if "parts" in facts:
-        corrections = facts["corrections"]
-        return {t: FusedTaskFacts(facts["parts"][t], describe_correction(corrections[t])) for t in TASKS}
-    filters, components = facts["filters"], facts["components"]
-    correlations = facts["correlations"]
-    return {
-        t: TaskFacts(
-            filters[t][0],
-            filters[t][1],
-            components[t],
-            *(correlations[t][name] or () for name in CORRELATIONS),
-        )
-        for t in TASKS
-    }

@@ -26,20 +26,17 @@ from diptych._checks import (
 from diptych._persistence import Schema
 from diptych.encoders._decoding import is_image
 from diptych.encoders._fastembed import FASTEMBED, find_fastembed
-from diptych.encoders._fitted_hkse import FittedHKSE
+from diptych.encoders._hkse_encoder import HKSEEncoder, is_hkse
 from diptych.encoders._image import (
     ImageEncoder,
     Inputs,
     encode_inputs,
     inputs_of,
-    join_encoders,
-    join_names,
-    name_blocks,
     prepare_input,
-    split_encoders,
 )
 from diptych.encoders._preprocessing import Recipe
-from diptych.encoders._text import HKSEEncoder, folder_fingerprint, sentence_encoder
+from diptych.encoders._several import join_encoders, join_names, name_blocks, split_encoders
+from diptych.encoders._text import folder_fingerprint, sentence_encoder
 from diptych.retrieval._items import VIEWS, View, file_name
 
 ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
@@ -281,12 +278,12 @@ class Encoders:
         text: Any = None,
         records: Mapping[View, EncoderRecord] | None = None,
         views: ViewNames = IMAGE_AND_TEXT,
-        hkse: FittedHKSE | None = None,
+        hkse: HKSEEncoder | None = None,
         layout: Callable[[View], Mapping[str, int]] = lambda view: {},
     ) -> None:
         self.records: dict[View, EncoderRecord] = dict(records or {})
         self.views = views
-        self._stored = None if hkse is None else HKSEEncoder(hkse)
+        self._stored = hkse
         self._widths = {view: tuple(layout(view).values()) for view in VIEWS}
         if text is None and not self._record("text").parts:
             text = self._stored
@@ -311,9 +308,10 @@ class Encoders:
         return self._get("text")
 
     @property
-    def hkse(self) -> FittedHKSE | None:
+    def hkse(self) -> HKSEEncoder | None:
         """The fitted HKSE, if that is the text encoder or one of them."""
-        return None if (encoder := self._hkse_encoder()) is None else encoder.hkse
+        encoders = (*split_encoders(self._find_open("text")), self._stored)
+        return next((encoder for encoder in encoders if isinstance(encoder, HKSEEncoder)), None)
 
     def match_open(self, view: View, records: Mapping[View, EncoderRecord]) -> Any:
         """Return the open encoder if it is the one that another model was fitted with; None otherwise."""
@@ -325,7 +323,7 @@ class Encoders:
     def can_reopen(self, view: View, *, published: bool = False) -> bool:
         """Return whether a saved or published model can open the encoder of a view again."""
         record = self.describe(view).strip_paths() if published else self.describe(view)
-        stored = getattr(self._hkse_encoder(), "fingerprint", None)
+        stored = getattr(self.hkse, "fingerprint", None)
         return all(part.can_reopen or part.fingerprint == stored for part in record.parts or (record,))
 
     def choose_defaults(self, random_state: int | None = 0, *, fuses: bool = False) -> None:
@@ -339,18 +337,15 @@ class Encoders:
         from diptych.retrieval._recommended import open_defaults
 
         for view, encoder in open_defaults(auto, random_state, fuses=fuses).items():
-            unfitted = isinstance(encoder, FittedHKSE)
-            self._states[view] = Unfitted([encoder]) if unfitted else Ready(encoder)
+            self._states[view] = Unfitted([encoder]) if is_hkse(encoder) else Ready(encoder)
 
     def fit_text(self, captions: Sequence[str]) -> None:
         """Fit an HKSE that is not fitted yet, or that an earlier fit has fitted."""
-        from diptych.encoders._hkse import HKSE
-
         state = self._states["text"]
         unfitted = state.unfitted if isinstance(state, Ready) else state
         if isinstance(unfitted, Unfitted):
             encoders = [
-                sentence_encoder(encoder.fit(captions)) if isinstance(encoder, HKSE) else encoder
+                sentence_encoder(encoder.fit(captions)) if is_hkse(encoder) else encoder
                 for encoder in unfitted.encoders
             ]
             self._states["text"] = Ready(join_encoders("text", encoders), unfitted)
@@ -388,7 +383,7 @@ class Encoders:
             return "auto"
         if isinstance(state, Unfitted):
             return join_names(
-                "hkse (not fitted)" if isinstance(encoder, FittedHKSE) else EncoderRecord.of(encoder).name
+                "hkse (not fitted)" if is_hkse(encoder) else EncoderRecord.of(encoder).name
                 for encoder in state.encoders
             )
         return self.describe(view).name or "none"
@@ -492,13 +487,13 @@ class Encoders:
         expected = record.parts or (record if len(sources) == 1 else EncoderRecord(),) * len(sources)
         open_one = self._open_image_encoder if view == "image" else self._open_text_encoder
         encoders = [open_one(source, part) for source, part in zip(sources, expected, strict=True)]
-        ready = [EncoderRecord.of(encoder) for encoder in encoders if not isinstance(encoder, FittedHKSE)]
+        ready = [EncoderRecord.of(encoder) for encoder in encoders if not is_hkse(encoder)]
         for i, part in enumerate(ready):
             if part.fingerprint and part.fingerprint in [previous.fingerprint for previous in ready[:i]]:
                 raise InputError(f"the {name} encoder {part.name} was given twice; give it once.")
-        if sum(isinstance(encoder, FittedHKSE | HKSEEncoder) for encoder in encoders) > 1:
+        if sum(is_hkse(encoder) or isinstance(encoder, HKSEEncoder) for encoder in encoders) > 1:
             raise InputError("a model stores one hkse; give one of them.")
-        if any(isinstance(encoder, FittedHKSE) for encoder in encoders):
+        if any(map(is_hkse, encoders)):
             return Unfitted(encoders)
         for part, wanted in zip(ready, expected, strict=True) if record.parts else ():
             if not wanted.accepts(part):
@@ -552,7 +547,7 @@ class Encoders:
             from diptych.encoders._hkse import HKSE
 
             source = HKSE()
-        if isinstance(source, FittedHKSE) and not hasattr(source, "vectors_"):
+        if is_hkse(source) and not hasattr(source, "encoder_"):
             from sklearn.base import clone
 
             return clone(source)
@@ -577,10 +572,6 @@ class Encoders:
             return self._stored
         return record.reopen(view)
 
-    def _hkse_encoder(self) -> HKSEEncoder | None:
-        encoders = (*split_encoders(self._find_open("text")), self._stored)
-        return next((encoder for encoder in encoders if isinstance(encoder, HKSEEncoder)), None)
-
 
 def needs_stored_hkse(text: Any) -> bool:
     """Return whether a text encoder, as users give it for a saved model, is the HKSE stored in it."""
@@ -600,7 +591,9 @@ def is_array(value: Any) -> bool:
 
 def as_list(value: Any, names: ViewNames = IMAGE_AND_TEXT) -> tuple[list[Any], bool]:
     """Return inputs as a list, and whether it was a single one: a path, bytes, an image, a text."""
-    if isinstance(value, str | bytes | Path) or hasattr(value, "__fspath__") or is_image(value):
+    if isinstance(value, list | tuple):
+        return list(value), False
+    if isinstance(value, str | bytes) or hasattr(value, "__fspath__") or is_image(value):
         return [value], True
     if not isinstance(value, Iterable):
         items = ", ".join(map(with_article, names))

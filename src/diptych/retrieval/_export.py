@@ -13,7 +13,9 @@ import numpy as np
 
 from diptych._checks import InputError, check_choice, check_task, missing_package_error
 from diptych._persistence import library_version, replace_file
-from diptych.cca._projector import BlockUse, Gate, Hubness, Projector, ViewKey
+from diptych.cca._correction import Gate, Hubness
+from diptych.cca._projector import Projector, ViewKey
+from diptych.cca._view_map import BlockUse
 from diptych.retrieval._fitted import Layout
 from diptych.retrieval._items import SIDES, VIEWS, View
 

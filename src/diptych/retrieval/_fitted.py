@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -47,16 +48,21 @@ class Learned:
 class Fitted:
     """A fitted model: the projectors of both tasks, and what is known of it and of its training data.
 
-    ``facts`` are as in ``Facts``. ``calibration`` has the probabilities of both tasks, or says why there are
-    none.
+    ``stored_description`` is as it was read; ``description`` is checked. ``facts`` are as in ``Facts``.
+    ``calibration`` has the probabilities of both tasks, or says why there are none.
     """
 
     projectors: Mapping[Task, Projector]
     outliers: Mapping[View, OutlierDetector]
-    description: ModelDescription
+    stored_description: ModelDescription
     learned: Learned
     facts: dict[str, Any] = field(default_factory=dict)
     calibration: Calibration = NOT_CALIBRATED
+
+    @cached_property
+    def description(self) -> ModelDescription:
+        """What is known of the model, for people."""
+        return self.stored_description.check()
 
     @property
     def model(self) -> AWCCA | Fusion:

@@ -46,8 +46,8 @@ from diptych.cca._description import ModelDescription
 from diptych.cca._moments import Moments
 from diptych.cca._projector import Projector, ProjectorConfig
 from diptych.cca._weighting import check_normalization
-from diptych.encoders._fitted_hkse import INSIDE, WORDS, FittedHKSE, read_hkse, write_hkse
-from diptych.retrieval._calibration import TaskCalibration
+from diptych.encoders._hkse_encoder import INSIDE, WORDS, HKSEEncoder, read_hkse, write_hkse
+from diptych.retrieval._calibration import TaskCalibrations
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._fitted import Fitted, Learned, OutlierDetector, name_views
 from diptych.retrieval._items import SIDES, VIEWS, View, strip_paths
@@ -96,6 +96,13 @@ class Refit(TypedDict):
     before: int
 
 
+class Audited(TypedDict):
+    """How many training pairs an audit left out, and how many there were."""
+
+    left_out: int
+    pairs: int
+
+
 class Facts(TypedDict, total=False):
     """What a fit records for people, as plain data; checked when a saved model is read."""
 
@@ -112,6 +119,7 @@ class Facts(TypedDict, total=False):
     metrics: dict[str, dict[Task, dict[str, float]]]
     graph_recall: dict[Task, float]
     refitted: Refit
+    audit: Audited
 
 
 class OutlierConfig(Schema, frozen=True):
@@ -124,7 +132,7 @@ class OutlierConfig(Schema, frozen=True):
 class ModelConfig(Schema, frozen=True):
     """A fitted model and its encoders; ``views`` are the names of the views for people.
 
-    ``calibration`` has the probabilities of each task, or says why there are none.
+    ``calibration`` has what was measured on held-out pairs, or says why nothing was.
     """
 
     projectors: dict[Task, ProjectorConfig]
@@ -134,7 +142,7 @@ class ModelConfig(Schema, frozen=True):
     keep_features: bool
     facts: Facts
     views: tuple[str, str]
-    calibration: dict[Task, TaskCalibration] | str
+    calibration: TaskCalibrations | str
 
     @property
     def names(self) -> ViewNames:
@@ -146,9 +154,8 @@ class ModelConfig(Schema, frozen=True):
         self.names  # noqa: B018
         if set(self.outliers) != set(VIEWS) or set(self.encoders) != set(VIEWS):
             raise InputError(f"expected outliers and encoders of the views {', '.join(VIEWS)}")
-        calibrated = set(TASKS) if isinstance(self.calibration, str) else set(self.calibration)
-        if set(self.projectors) != set(TASKS) or calibrated != set(TASKS):
-            raise InputError(f"expected a projector and a calibration of the tasks {', '.join(TASKS)}")
+        if set(self.projectors) != set(TASKS):
+            raise InputError(f"expected a projector of the tasks {', '.join(TASKS)}")
         search, annotate = (self.projectors[task] for task in TASKS)
         if (search.x, search.y) != (annotate.x, annotate.y):
             raise InputError("the projectors of the two tasks are for other features")
@@ -167,7 +174,7 @@ class LoadedModel:
     fitted: Fitted
     store: Store
     records: dict[View, EncoderRecord]
-    hkse: FittedHKSE | None
+    hkse: HKSEEncoder | None
     keep_features: bool
     views: ViewNames
     version: str = ""
@@ -317,7 +324,7 @@ def load_from_store(store: Store, *, text: bool = True, opened: Encoders | None 
                     if now != version:
                         continue
                     if (folder / TEXT_FILES[0]).exists():
-                        hkse = read_hkse(FittedHKSE, folder / TEXT, mmap=mmap)
+                        hkse = read_hkse(folder / TEXT, mmap=mmap)
         except (InputError, OSError):
             if version and store.state().version != version:
                 continue  # another process has replaced the model meanwhile

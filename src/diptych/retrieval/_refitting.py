@@ -22,9 +22,9 @@ from diptych._persistence import (
     write_json,
 )
 from diptych.cca import AWCCA, Moments
-from diptych.cca._fitted import AWCCAConfig
+from diptych.cca._saved import AWCCAConfig
 from diptych.fusion import Fusion
-from diptych.fusion._fitted import FusionConfig
+from diptych.fusion._saved import FusionConfig
 from diptych.report._card import describe_quality
 from diptych.retrieval._calibration import Calibration, fit_calibration
 from diptych.retrieval._evaluation import Part

@@ -67,12 +67,11 @@ if TYPE_CHECKING:
 
     from diptych.cca import AWCCA, Engine
     from diptych.data import PairedDataset, PairedViews
-    from diptych.encoders import ImageEncoder, SentenceEncoder
-    from diptych.encoders._fitted_hkse import FittedHKSE
+    from diptych.encoders import HKSE, ImageEncoder, SentenceEncoder
     from diptych.fusion import Fusion
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._near_duplicates import Duplicates
-    from diptych.retrieval._training import Watch
+    from diptych.retrieval._pair_scores import PairScores
 
     Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
     Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
@@ -86,9 +85,7 @@ if TYPE_CHECKING:
     Parts: TypeAlias = Part | Sequence[Part | tuple[Part, float]]
     FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
     OneImageEncoder: TypeAlias = str | os.PathLike[str] | ImageEncoder
-    OneTextEncoder: TypeAlias = (
-        str | os.PathLike[str] | FittedHKSE | SentenceEncoder | Callable[[list[str]], Array]
-    )
+    OneTextEncoder: TypeAlias = str | os.PathLike[str] | HKSE | SentenceEncoder | Callable[[list[str]], Array]
     ImageEncoderLike: TypeAlias = OneImageEncoder | Sequence[OneImageEncoder] | None
     TextEncoderLike: TypeAlias = OneTextEncoder | Sequence[OneTextEncoder] | None
 
@@ -407,6 +404,37 @@ class Retriever:
 
         return self._current.run(lambda model: find_duplicates(model, view, threshold), uses_encoders=True)
 
+    def score_pairs(
+        self,
+        images: OneImage | ManyImages | SupportsArray,
+        texts: OneText | ManyTexts | SupportsArray,
+        pairing: ArrayLike | None = None,
+    ) -> PairScores:
+        """Return how well each text fits its image, in scores that can be compared between pairs.
+
+        They are not stored, and need not be among the items. ``docs/audit.md`` says what the scores mean.
+
+        Parameters
+        ----------
+        images, texts
+            As ``add`` takes them.
+        pairing
+            Text j is scored with image ``pairing[j]``; None: one text for each image.
+        """
+        from diptych.retrieval._calibration import read_reference
+        from diptych.retrieval._pair_scores import PairScores, mean_scores
+
+        def score(searcher: Searcher) -> PairScores:
+            views: tuple[tuple[View, Any], ...] = (("image", images), ("text", texts))
+            x, y = (
+                read_new_items(searcher.encoders, view, things, None, searcher.fitted.layout)[1]
+                for view, things in views
+            )
+            scores = mean_scores(searcher.projectors, x, y, check_pairing(pairing, len(x), y))
+            return PairScores.compare(scores, read_reference(searcher.fitted.calibration))
+
+        return self._current.run(score, uses_encoders=not (is_features(images) or is_features(texts)))
+
     def embed_images(
         self, images: OneImage | ManyImages | SupportsArray, *, task: str = "search"
     ) -> np.ndarray[Any, Any]:
@@ -448,7 +476,7 @@ class Retriever:
         layout: Mapping[View, Layout] | None = None,
         engine: Engine | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        watch: Watch | None = None,
+        audit: bool = False,
     ) -> Retriever:
         """Fit on the training split, measure on the others, and add every item of ``data`` to the index.
 
@@ -466,8 +494,9 @@ class Retriever:
         engine, checkpoint
             Where the training pairs are summed, and a file to continue from after an interruption; see
             ``AWCCA.fit``.
-        watch
-            Called with the progress of encoding.
+        audit
+            Do not learn from training pairs that look wrong, as ``audit_pairs`` finds them; ``info()`` says
+            how many these were. They are items as all others.
         """
         from sklearn.base import clone
 
@@ -475,7 +504,7 @@ class Retriever:
         from diptych.retrieval._training import fit_model
 
         self._check_settings()
-        views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
+        views = data if isinstance(data, PairedViews) else self.encode(data, features=features)
         views = replace(views, dataset=views.dataset.with_views(self.views))
         with progress_bar("fitting", self.model.verbose):
             fitted = fit_model(
@@ -485,6 +514,7 @@ class Retriever:
                 engine=engine,
                 checkpoint=checkpoint,
                 layout=views.blocks if layout is None else layout,
+                audit=audit,
             )
         rows = {
             view: check_matrix(np.asarray(features), f"{self.views.of(view)} features")
@@ -500,7 +530,6 @@ class Retriever:
         data: PairedDataset,
         *,
         features: str | os.PathLike[str] | None = None,
-        watch: Watch | None = None,
     ) -> PairedViews:
         """Encode pairs with encoders fitted on the training split: the first step of ``fit``."""
         from diptych.retrieval._training import encode_views, measure_seconds
@@ -510,10 +539,10 @@ class Retriever:
         seed = getattr(self.model, "random_state", 0)
         encoders.choose_defaults(seed, fuses=self.model.takes_blocks)
         seconds: dict[str, float] = {}
-        with progress_bar("encoding", self.model.verbose if watch is None else False):
+        with progress_bar("encoding", self.model.verbose):
             with progress_bar("fitting the text encoder"), measure_seconds(seconds, "text encoder"):
                 encoders.fit_text((data.subset("train") if has_split else data).captions)
-            views = encode_views(data, encoders, features, watch)
+            views = encode_views(data, encoders, features)
         return replace(views, seconds={**seconds, **views.seconds})
 
     @classmethod
@@ -529,6 +558,7 @@ class Retriever:
         splits: Sequence[str] | None = None,
         paths: Sequence[str | os.PathLike[str]] | None = None,
         metadata: Metadata | None = None,
+        audit: bool = False,
         image_encoder: ImageEncoderLike = None,
         text_encoder: TextEncoderLike = None,
         **options: Any,
@@ -553,6 +583,8 @@ class Retriever:
             The image file of each row of X.
         metadata
             For some ids, plain values to filter by later.
+        audit
+            As ``fit`` takes it.
         image_encoder, text_encoder, options
             As the constructor takes them; the encoders are for queries.
         """
@@ -578,7 +610,7 @@ class Retriever:
         retriever = cls(image_encoder, text_encoder, **options)
         layouts = zip(VIEWS, (x_layout, y_layout), strict=True)
         layout: dict[View, Layout] = {view: blocks for view, blocks in layouts if blocks}
-        return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout)
+        return retriever.fit(PairedViews(dataset, x, y), metadata=metadata, layout=layout, audit=audit)
 
     @classmethod
     def from_model(
@@ -639,8 +671,8 @@ class Retriever:
     ) -> Retriever:
         """Measure the probabilities of hits on held-out pairs, which this model was not fitted on.
 
-        ``fit`` does so by itself; this is for models that were fitted elsewhere, saved before there were
-        probabilities, or refitted.
+        ``score_pairs`` then compares with the scores of these pairs. ``fit`` does so by itself; this is for
+        models that were fitted elsewhere, saved before there were probabilities, or refitted.
 
         Parameters
         ----------
@@ -737,9 +769,7 @@ class Retriever:
         with self._writing:
             return self.store.remove(ids)
 
-    def evaluate(
-        self, data: PairedDataset | PairedViews, split: str | None = "test", *, watch: Watch | None = None
-    ) -> Evaluation:
+    def evaluate(self, data: PairedDataset | PairedViews, split: str | None = "test") -> Evaluation:
         """Return the recalls and other metrics of both tasks on one ``split`` of pairs; None: on all of them.
 
         The result is a dict, ``result["search"]["r@1"]``; it also has intervals, and writes files.
@@ -754,7 +784,7 @@ class Retriever:
         if not whole and len(dataset.image_rows(str(split))) == 0:
             raise InputError(f"the pairs have no {split} split; choose another.")
         if isinstance(data, PairedDataset):
-            views = encode_views(data if whole else data.subset(str(split)), searcher.encoders, watch=watch)
+            views = encode_views(data if whole else data.subset(str(split)), searcher.encoders)
         else:
             views = replace(data, x=self._join("image", data.x), y=self._join("text", data.y))
         rows = np.arange(views.dataset.n_images) if whole else views.dataset.image_rows(str(split))

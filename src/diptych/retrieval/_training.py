@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,10 +22,11 @@ from diptych.cca import Engine, Moments, Projector
 from diptych.cca._description import ModelDescription
 from diptych.cca._projector import split_blocks
 from diptych.cca.selection import holdout_size
-from diptych.data import PairedDataset, PairedViews, Progress, encode_images, encode_texts, join
+from diptych.data import PairedDataset, PairedViews, encode_images, encode_texts, join
 from diptych.data._duplicates import find_near_duplicates
 from diptych.data._feature_store import remove_store
 from diptych.report._card import describe_quality
+from diptych.retrieval._audit import FLAGGED, estimate_wrong, score_unseen
 from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calibration
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 SAMPLED_PAIRS = 256
 """Training pairs that a model remembers, to warn when it is evaluated on them."""
 
-Watch: TypeAlias = Callable[[str, Progress], None]
-"""A function that is called with what is being encoded, and the progress."""
-
 
 @contextmanager
 def measure_seconds(seconds: dict[str, float], name: str) -> Iterator[None]:
@@ -52,21 +49,10 @@ def measure_seconds(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = round(time.perf_counter() - start, 3)
 
 
-@contextmanager
-def _watch_encoding(what: str, watch: Watch | None) -> Iterator[Callable[[Progress], None]]:
-    """Yield a function to call with the progress of encoding: ``watch``, or else one that moves a bar."""
-    if watch is not None:
-        yield partial(watch, what)
-        return
-    with progress_bar(f"encoding {what}") as show:
-        yield lambda progress: show(progress.done / max(1, progress.total))
-
-
 def encode_views(
     dataset: PairedDataset,
     encoders: Encoders,
     folder: str | os.PathLike[str] | None = None,
-    watch: Watch | None = None,
 ) -> PairedViews:
     """Encode both views of pairs; with a ``folder``, interrupted work continues where it stopped."""
     names = encoders.views
@@ -82,10 +68,10 @@ def encode_views(
     what = plural(names.image), plural(names.caption)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder) if folder is not None else Path(scratch)
-        with measure_seconds(seconds, f"encoding {what[0]}"), _watch_encoding(what[0], watch) as progress:
-            images = encode_images(dataset, encoders.image, place / "images", progress=progress)
-        with measure_seconds(seconds, f"encoding {what[1]}"), _watch_encoding(what[1], watch) as progress:
-            texts = encode_texts(dataset, encoders.text, place / "texts", progress=progress)
+        with measure_seconds(seconds, f"encoding {what[0]}"):
+            images = encode_images(dataset, encoders.image, place / "images")
+        with measure_seconds(seconds, f"encoding {what[1]}"):
+            texts = encode_texts(dataset, encoders.text, place / "texts")
         skipped = images.skipped
         listed = "; diptych check lists all of them" if names.image == "image" else ""
         if not images.ids:
@@ -118,16 +104,21 @@ def fit_model(
     engine: Engine | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     layout: Mapping[View, Layout] | None = None,
+    audit: bool = False,
 ) -> Fitted:
     """Fit ``model`` on the training split and measure it on the others.
 
-    ``layout`` has names and widths of the feature blocks that lie side by side in a view; the other options
-    are as ``AWCCA.fit`` takes them.
+    ``layout`` has names and widths of the feature blocks that lie side by side in a view. ``audit`` leaves
+    out training pairs that look wrong. The other options are as ``AWCCA.fit`` takes them.
     """
     layout, seconds = layout or {}, dict(views.seconds)
     _check_layout(layout, views)
     with measure_seconds(whole := dict[str, float](), "all"):
         splits = _split_views(views)
+        audited: dict[str, Any] = {}
+        if audit:
+            with measure_seconds(seconds, "audit"):
+                splits, audited["audit"] = _leave_out_wrong(splits, getattr(model, "random_state", 0))
         _warn_if_few(len(splits.training[1]))
         leaks = _find_leaks(splits)
         options = {"engine": engine, "device": None if device == "cpu" else device, "checkpoint": checkpoint}
@@ -144,6 +135,7 @@ def fit_model(
         "seconds": seconds,
         "training_sample": training_sample(views, ("train", "val") if fit.learned_validation else ("train",)),
         "leaks": leaks,
+        **audited,
         **describe_selection(description, describe_held_out(splits, model.validation_fraction)),
         "metrics": metrics,
     }
@@ -234,6 +226,15 @@ def _split_views(views: PairedViews) -> _Splits:
         raise InputError(f"the pairs have no train split; mark some {plural(names.image)} as train.")
     val, test = (views.split(split) if split in sizes else None for split in ("val", "test"))
     return _Splits(views.split("train"), val, test, names)
+
+
+def _leave_out_wrong(splits: _Splits, random_state: int | None) -> tuple[_Splits, dict[str, int]]:
+    """Leave out training pairs that an audit flags; return the splits, and how many they were, as facts."""
+    x, y, pairing = splits.training
+    wrong, _ = estimate_wrong(*score_unseen(x, y, pairing, splits.names, random_state))
+    kept = np.flatnonzero(wrong <= FLAGGED)
+    facts = {"left_out": len(pairing) - len(kept), "pairs": len(pairing)}
+    return splits._replace(training=(x, y[kept], pairing[kept])), facts
 
 
 def _warn_if_few(n_pairs: int) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import overload
 
 from PIL import Image
 
@@ -32,19 +31,8 @@ class SceneImages(Sequence[Image.Image]):
     def __len__(self) -> int:
         return len(self._scenes)
 
-    @overload
-    def __getitem__(self, index: int) -> Image.Image: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> SceneImages: ...
-
-    def __getitem__(self, index: int | slice) -> Image.Image | SceneImages:
-        if isinstance(index, slice):
-            return SceneImages(self._scenes[index], self._side)
-        return draw_scene(self._scenes[index], self._side)
-
-    def __iter__(self) -> Iterator[Image.Image]:
-        return (draw_scene(scene, self._side) for scene in self._scenes)
+    def __getitem__(self, row: int) -> Image.Image:  # type: ignore[override]
+        return draw_scene(self._scenes[row], self._side)
 
 
 @dataclass(frozen=True, eq=False)

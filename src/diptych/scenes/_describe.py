@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TypeVar
+
+from diptych._checks import plural
 
 Choice = TypeVar("Choice")
 
@@ -188,109 +190,71 @@ OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "bel
 NUMBERS = ("one", "two", "three", "four", "five")
 
 
-class Detail(NamedTuple):
-    """Probability that a caption mentions each attribute of an object."""
+_MENTIONED = {"full": (0.55, 0.7, 0.95), "some": (0.25, 0.35, 0.65), "brief": (0.05, 0.1, 0.35)}
+"""Probabilities that a caption mentions the size, the texture and the colour of an object."""
 
-    size: float
-    texture: float
-    colour: float
-
-
-_FULL, _SOME, _BRIEF = Detail(0.55, 0.7, 0.95), Detail(0.25, 0.35, 0.65), Detail(0.05, 0.1, 0.35)
-
-_Phrase: TypeAlias = tuple[Literal["main", "second"], Detail] | Literal["place", "relation", "opposite"]
-
-
-class _Plan:
-    """The template of a caption, and its random phrases in the order in which they are drawn."""
-
-    def __init__(self, template: str, *phrases: _Phrase) -> None:
-        self.template, self.phrases = template, phrases
-
-    def write(self, scene: Scene, dice: Dice) -> str:
-        """Write the caption that this plan gives for ``scene``."""
-        groups = {"main": scene.main, "second": scene.second}
-        words = {f"{name} is": "is" if group.count == 1 else "are" for name, group in groups.items() if group}
-        relation = scene.relation or ""
-        for phrase in self.phrases:
-            if phrase == "place":
-                words[phrase] = dice.pick(PLACE_WORDS[scene.background])
-            elif phrase == "relation":
-                words[phrase] = dice.pick(RELATION_WORDS[relation])
-            elif phrase == "opposite":
-                words[phrase] = dice.pick(RELATION_WORDS[OPPOSITE[relation]])
-            else:
-                name, detail = phrase
-                group = groups[name]
-                assert group is not None
-                words[name] = _phrase(group, dice, detail)
-        text = self.template.format_map(words)
-        return f"{text[0].upper()}{text[1:]}."
-
-
+# Templates of captions, and their phrases in the order in which they are drawn.
 _PLANS_FOR_ONE_GROUP = (
-    _Plan("{main} {place}", ("main", _FULL), "place"),
-    _Plan("there {main is} {main} {place}", ("main", _SOME), "place"),
-    _Plan("a picture of {main} and nothing else", ("main", _FULL)),
-    _Plan("{place} we see {main}", "place", ("main", _SOME)),
-    _Plan("only {main} {place}", ("main", _BRIEF), "place"),
-    _Plan("{main} {main is} alone {place}", ("main", _FULL), "place"),
+    ("{main} {place}", "main:full place"),
+    ("there {main is} {main} {place}", "main:some place"),
+    ("a picture of {main} and nothing else", "main:full"),
+    ("{place} we see {main}", "place main:some"),
+    ("only {main} {place}", "main:brief place"),
+    ("{main} {main is} alone {place}", "main:full place"),
 )
 _PLANS_FOR_TWO_GROUPS = (
-    _Plan("{main} {relation} {second} {place}", ("main", _FULL), ("second", _SOME), "relation", "place"),
-    _Plan("{second} {second is} {opposite} {main}", ("second", _FULL), ("main", _SOME), "opposite"),
-    _Plan("there {main is} {main} and {second} {place}", ("main", _SOME), ("second", _BRIEF), "place"),
-    _Plan("{place}, {main} {relation} {second}", ("main", _SOME), ("second", _SOME), "place", "relation"),
-    _Plan("a drawing of {main} {place}", ("main", _FULL), "place"),
-    _Plan("{main} {relation} {second}", ("main", _BRIEF), ("second", _BRIEF), "relation"),
-    _Plan("we see {main} together with {second}", ("main", _FULL), ("second", _FULL)),
+    ("{main} {relation} {second} {place}", "main:full second:some relation place"),
+    ("{second} {second is} {opposite} {main}", "second:full main:some opposite"),
+    ("there {main is} {main} and {second} {place}", "main:some second:brief place"),
+    ("{place}, {main} {relation} {second}", "main:some second:some place relation"),
+    ("a drawing of {main} {place}", "main:full place"),
+    ("{main} {relation} {second}", "main:brief second:brief relation"),
+    ("we see {main} together with {second}", "main:full second:full"),
 )
 
 
 def write_captions(scene: Scene) -> tuple[str, ...]:
     """Write five captions of ``scene``, each by another plan.
 
-    Examples
-    --------
-    >>> from diptych.scenes._describe import describe
     >>> write_captions(describe("0:0"))[0]
     'A drawing of three grey pyramids on a wooden table.'
     """
     dice = Dice(f"words {scene.seed}")
     plans = _PLANS_FOR_ONE_GROUP if scene.second is None else _PLANS_FOR_TWO_GROUPS
-    return tuple(plan.write(scene, dice) for plan in dice.shuffle(plans)[:5])
+    return tuple(_write_caption(scene, dice, *plan) for plan in dice.shuffle(plans)[:5])
 
 
-def _phrase(group: Group, dice: Dice, detail: Detail) -> str:
-    """Write ``group`` as a noun phrase, for example "two small red stars"."""
+def _write_caption(scene: Scene, dice: Dice, template: str, phrases: str) -> str:
+    groups = {"main": scene.main, "second": scene.second}
+    words = {f"{name} is": "is" if group.count == 1 else "are" for name, group in groups.items() if group}
+    for phrase in phrases.split():
+        name, _, detail = phrase.partition(":")
+        if group := groups.get(name):
+            words[name] = _phrase(group, dice, *_MENTIONED[detail])
+        elif name == "place":
+            words[name] = dice.pick(PLACE_WORDS[scene.background])
+        else:
+            relation = scene.relation or ""
+            words[name] = dice.pick(RELATION_WORDS[relation if name == "relation" else OPPOSITE[relation]])
+    text = template.format_map(words)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _phrase(group: Group, dice: Dice, size: float, texture: float, colour: float) -> str:
+    """Write ``group`` as a noun phrase, for example "two small red stars", given the probabilities."""
     words = []
-    if dice.chance(detail.size) and group.size != "medium":
+    if dice.chance(size) and group.size != "medium":
         words.append(dice.pick(SIZE_WORDS[group.size]))
-    if group.texture != "plain" and dice.chance(detail.texture):
+    if group.texture != "plain" and dice.chance(texture):
         words.append(dice.pick(TEXTURE_WORDS[group.texture]))
-    if dice.chance(detail.colour):
+    if dice.chance(colour):
         colours = COLOUR_WORDS[group.colour]
         # The common word comes first and is the most frequent.
         words.append(colours[0] if dice.chance(0.7) else dice.pick(colours))
     shapes = SHAPE_WORDS[group.shape]
     noun = shapes[0] if dice.chance(0.6) else dice.pick(shapes)
-    words.append(noun if group.count == 1 else make_plural(noun))
+    words.append(noun if group.count == 1 else plural(noun))
     return f"{_quantity(group.count, words[0], dice)} {' '.join(words)}"
-
-
-def make_plural(noun: str) -> str:
-    """Return the plural of ``noun``.
-
-    >>> make_plural("box"), make_plural("butterfly"), make_plural("fish")
-    ('boxes', 'butterflies', 'fish')
-    """
-    if noun == "fish":
-        return noun
-    if noun.endswith(("x", "s", "sh", "ch")):
-        return noun + "es"
-    if noun.endswith("y") and noun[-2] not in "aeiou":
-        return noun[:-1] + "ies"
-    return noun + "s"
 
 
 def _quantity(count: int, next_word: str, dice: Dice) -> str:

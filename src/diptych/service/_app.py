@@ -43,8 +43,8 @@ Search images with text, and text with images, or items of any two views with ea
 responses call the views `image` and `text`, whatever they hold; `views` of `/v1/model` names them for people.
 
 A score is a cosine (or minus a distance, for some models): it orders the hits of one query. Where the model
-has a calibration, hits have a `probability` too. Errors are problem details (RFC 9457). If the server needs a
-token, send it as `Authorization: Bearer TOKEN`.
+has a calibration, hits have a `probability` too. Scores of `/v1/score` can be compared between pairs. Errors
+are problem details (RFC 9457). If the server needs a token, send it as `Authorization: Bearer TOKEN`.
 """
 
 PAGE = Path(__file__).parent / "page"
@@ -58,6 +58,7 @@ _BODIES = (
     schemas.SearchRequest,
     schemas.AnnotateRequest,
     schemas.SimilarRequest,
+    schemas.ScoreRequest,
     schemas.AddRequest,
     schemas.SessionRequest,
 )
@@ -265,6 +266,16 @@ def search_routes(service: Service) -> APIRouter:
         body = await schemas.SimilarRequest.parse(request, service.limits)
         request.state.queries = body.names
         return JsonResponse(await service.find_similar(body))
+
+    @router.post("/score", **_takes(schemas.ScoreRequest, schemas.ScoreResponse))
+    async def score(request: Request) -> JsonResponse:
+        """Say how well texts fit images, in scores that can be compared between pairs.
+
+        Each text is scored with the image at the same place, or all texts with one image.
+        """
+        body = await schemas.ScoreRequest.parse(request, service.limits)
+        request.state.queries = [*body.image.names, *body.text.names]
+        return JsonResponse(await service.score_pairs(body))
 
     return router
 

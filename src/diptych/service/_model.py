@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +24,7 @@ from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._model_folder import current_version
 from diptych._persistence import real_folder
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
-from diptych.retrieval import Hit, Hits, Item, Retriever
+from diptych.retrieval import Hit, Hits, Item, PairScores, Retriever
 from diptych.retrieval._filters import elements, is_number
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
@@ -194,6 +194,17 @@ class LoadedModel:
         ]
         seconds, used = round(time.perf_counter() - start, 6), weighting or self.weighting
         return {"version": self.version, "weighting": used, "seconds": seconds, "results": described}
+
+    def describe_pairs(
+        self, images: list[Any], texts: list[Any], scores: PairScores, start: float
+    ) -> dict[str, Any]:
+        """Return the response with the scores of pairs, each text with its image or all with one."""
+        pairs = [
+            {"image": image, "text": text, **pair}
+            for image, text, pair in zip(cycle(images), texts, scores.to_json(), strict=False)
+        ]
+        seconds = round(time.perf_counter() - start, 6)
+        return {"version": self.version, "seconds": seconds, "pairs": pairs, "absent": scores.absent}
 
     def describe_item(self, item: Item) -> dict[str, Any]:
         """Return an item for clients, without the path of its file."""

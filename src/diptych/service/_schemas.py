@@ -156,6 +156,9 @@ Files = SkipJsonSchema[list[InstanceOf[FormFile]]]
 JSON_FIELDS = frozenset({"where", "plus", "minus", "metadata"})
 """Fields of a form that hold lists or objects, as JSON."""
 
+LIST_FIELDS = frozenset({"captions", "text"})
+"""Fields of a form that are repeated for several values."""
+
 
 class RequestBody(BaseModel):
     """Base class of request bodies; unknown fields are refused.
@@ -197,7 +200,7 @@ class RequestBody(BaseModel):
             content: dict[str, Any] = {"image": [FormFile(p.filename or "", await p.read()) for p in parts]}
         for name in set(form) - {"image"}:
             values = [part for part in form.getlist(name) if isinstance(part, str)]
-            content[name] = values if name == "captions" else values[-1] if values else None
+            content[name] = values if name in LIST_FIELDS else values[-1] if values else None
             if name not in cls.form_fields:
                 raise Problem(422, "bad-request", f"{name[:100]}: a form has no such field.")
             is_expression = name == "where" and not str(content[name]).lstrip().startswith("{")
@@ -374,6 +377,49 @@ class SimilarRequest(PagedQuery):
         return self
 
 
+class FirstViewQuery(TextQuery):
+    """Images of pairs: stored ones, features, or files of a form."""
+
+    image: Files = []
+
+
+def _as_images(value: Any) -> Any:
+    is_form = isinstance(value, list) and all(isinstance(file, FormFile) for file in value)
+    return {"image": value} if is_form else value
+
+
+def _as_texts(value: Any) -> Any:
+    return {"text": value} if isinstance(value, str | list) else value
+
+
+class ScoreRequest(RequestBody):
+    """Pairs to score: each text with the image at the same place, or all texts with one image."""
+
+    form_fields = frozenset({"text"})
+    model_config = _examples(
+        {"image": {"id": "images/scene-000007.png"}, "text": ["a red star at night", "two boats"]},
+        {"image": {"features": [0.12, -1.5, 0.7]}, "text": {"id": "images/scene-000007.png#2"}},
+    )
+    image: Annotated[FirstViewQuery, BeforeValidator(_as_images, json_schema_input_type=TextQuery)] = Field(
+        description="The image, or several."
+    )
+    text: Annotated[
+        TextQuery, BeforeValidator(_as_texts, json_schema_input_type=Text | list[Text] | TextQuery)
+    ] = Field(description="The text, or several.")
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        images, texts = len(self.image.names), len(self.text.names)
+        if images not in (1, texts):
+            what = f"{count(images, 'image')} for {count(texts, 'text')}"
+            raise ValueError(f"got {what}; give one for each text, or one in all")
+        return self
+
+    def check_limits(self, limits: Limits) -> None:
+        """Refuse a request that exceeds the limits of this server."""
+        check_sizes(limits, len(self.text.names), [*self.image.texts, *self.text.texts])
+
+
 class AddRequest(RequestBody):
     """An image with its captions, or either alone; features in place of encoding here."""
 
@@ -493,6 +539,29 @@ class SearchResponse(BaseModel):
     weighting: str
     seconds: float
     results: list[QueryResult]
+
+
+class PairOut(BaseModel):
+    """How well a text fits its image. Scores can be compared between pairs."""
+
+    image: str | None = Field(description="The id or the file name; null for features.")
+    text: str | None = Field(description="The text or the id; null for features.")
+    score: float
+    true_percentile: float | None = Field(
+        description="The share, in percent, of held-out true pairs with a smaller score."
+    )
+    false_percentile: float | None = Field(
+        description="The share of held-out texts with an image drawn at random that have a smaller score."
+    )
+
+
+class ScoreResponse(BaseModel):
+    """One result for each text, in the order of the texts."""
+
+    version: str = Field(description="The version of the model that answered.")
+    seconds: float
+    pairs: list[PairOut]
+    absent: str | None = Field(description="Why there are no percentiles; null if there are.")
 
 
 class AddResponse(BaseModel):

@@ -154,6 +154,15 @@ class Service:
         hits = await self.batcher.run(model.retriever.similar, **options)
         return await self.look_up(model.describe_results, body.names, [hits], start)
 
+    async def score_pairs(self, body: schemas.ScoreRequest) -> dict[str, Any]:
+        """Score the pairs of a request."""
+        start, model = time.perf_counter(), self.model
+        images = await self._read_queries(model, "image", body.image)
+        texts = await self._read_queries(model, "text", body.text)
+        pairing = np.arange(len(texts)) % len(images)
+        scores = await self.batcher.run(model.retriever.score_pairs, images, texts, pairing)
+        return model.describe_pairs(body.image.names, body.text.names, scores, start)
+
     async def _read_queries(self, model: LoadedModel, view: View, query: schemas.Query) -> list[str] | Matrix:
         """Return the features of queries of a view, or texts, which are encoded together with others."""
         if query.files:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
+from diptych._arrays import Floats, to_numpy
 from diptych._checks import InputError, Task, check_count, check_number, check_seed
 from diptych._progress import progress_bar
-from diptych._threads import map_parallel, multiply, one_blas_thread
-from diptych.cca import CanonicalModel, Engine, Spectra, Tikhonov, TruncatedSVD, regularized_cca
-from diptych.cca._canonical import check_components, forced_ones
-from diptych.cca._filters import AnyFilter, Filters, scale_filter
-from diptych.cca._spectra import decompose_gram
-from diptych.cca.selection._grids import select_rows
+from diptych._threads import map_parallel, one_blas_thread
+from diptych.cca import Engine, Spectra, regularized_cca
+from diptych.cca._canonical import check_components
 from diptych.stats._loadings import make_loadings
-from diptych.stats._pairs import Ints, PreparedPairs, ResampledBlocks, make_seed, prepare_pairs, run_pieces
+from diptych.stats._pairs import count_components, make_seed, prepare_pairs, run_pieces
+from diptych.stats._resampling import (
+    BLOCK_BYTES,
+    RefittedView,
+    ResampledView,
+    prepare_resamples,
+    refit_resamples,
+)
 from diptych.stats._tables import (
     component_frame,
     feature_frame,
@@ -33,12 +36,6 @@ RESAMPLES_AT_ONCE = 8
 
 MOST_BYTES = 2**31
 """Memory for the weights and loadings of all resamples."""
-
-BLOCK_BYTES = 2**26
-"""Memory for some features of all resamples, or of all rows."""
-
-_SPARE_COMPONENTS = 5  # beyond those asked for, because the order may change from resample to resample
-_SHARE_DISTINCT = 1 - 1 / math.e  # of n rows in a resample of n
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +194,7 @@ def bootstrap(
         raise InputError(f"confidence={confidence} is not between 0 and 1; give for example 0.95.")
     with one_blas_thread(), progress_bar("bootstrap", verbose):
         pairs = prepare_pairs(model, X, y, pairing, task, device)
-        n_components = pairs.count_components(n_components)
+        n_components = count_components(n_components, check_components(pairs.spectra, *pairs.filters, None))
         _check_memory(pairs.spectra, n_resamples, n_components)
         estimate = regularized_cca(pairs.spectra, *pairs.filters, n_components)
         resampled = prepare_resamples(pairs, estimate, blocks, make_seed(random_state))
@@ -273,202 +270,3 @@ def _quantiles(values: Floats, ends: tuple[float, float]) -> Floats:
     has_values = ~np.isnan(values).all(axis=0)
     quantiles[:, has_values] = np.nanquantile(values[:, has_values], ends, axis=0)
     return quantiles
-
-
-@dataclass(frozen=True, eq=False)
-class ResampledView:
-    """One view to resample.
-
-    ``rows`` are in coordinates whose columns are orthogonal, of lengths ``s``: those of the singular
-    directions. ``to_weights`` turns weights of the coordinates into weights of the features, ``to_features``
-    products with the coordinates into products with the features. ``reference`` are the variates of the
-    estimate, of length 1, as combinations of the columns at length 1.
-    """
-
-    centred: Array
-    rows: Array
-    s: Array
-    to_weights: Array
-    to_features: Array
-    filter: AnyFilter
-    reference: Array
-
-
-@dataclass(frozen=True, eq=False)
-class ResampledPairs:
-    """Two views whose pairs are resampled by block."""
-
-    x: ResampledView
-    y: ResampledView
-    pairing: Array
-    blocks: ResampledBlocks
-
-
-class RefittedView(NamedTuple):
-    """Weights and products with the variates in the coordinates of a view; lengths of its features."""
-
-    weights: Floats
-    products: Floats
-    lengths: Floats
-
-
-class RefittedModel(NamedTuple):
-    """The aligned model of one resample; NaN where it has no component to match."""
-
-    correlations: Floats
-    x: RefittedView
-    y: RefittedView
-
-
-def prepare_resamples(
-    pairs: PreparedPairs, estimate: CanonicalModel, blocks: Any, seed: int
-) -> ResampledPairs:
-    """Return the pairs as they are resampled, with the variates of the estimate to align with."""
-    spectra, (filter_x, filter_y) = pairs.spectra, pairs.filters
-    resampled_blocks = ResampledBlocks.of_pairs(blocks, pairs.pairing, int(pairs.x.shape[0]), seed)
-    _check_distinct(spectra, pairs.filters)
-    return ResampledPairs(
-        _prepare_view(pairs.x, spectra.x_mean, spectra.s_x, spectra.v_x, filter_x, estimate.x_weights),
-        _prepare_view(pairs.y, spectra.y_mean, spectra.s_y, spectra.v_y, filter_y, estimate.y_weights),
-        pairs.pairing,
-        resampled_blocks,
-    )
-
-
-def _prepare_view(
-    view: Array, mean: Array, s: Array, v: Array, filter: AnyFilter, weights: Array
-) -> ResampledView:
-    xp = namespace(view)
-    s, v, mean = (xp.astype(array, xp.float64) for array in (s, v, mean))
-    centred = xp.astype(view, xp.float64) - mean
-    variates = s[:, None] * (v.T @ xp.astype(weights, xp.float64))
-    reference = variates / xp.linalg.vector_norm(variates, axis=0)
-    keeps_all = isinstance(filter, TruncatedSVD) and filter.k == int(s.shape[0])
-    if keeps_all or (isinstance(filter, Tikhonov) and filter.gamma == 0.0):
-        # Without regularisation the scale of a direction is arbitrary: at length 1, no resample loses one to
-        # rounding, however different the units of the features are.
-        rows = multiply(centred, v / s)
-        return ResampledView(centred, rows, xp.ones_like(s), v / s, v * s, Tikhonov(0.0), reference)
-    return ResampledView(centred, multiply(centred, v), s, v, v, filter, reference)
-
-
-def _check_distinct(spectra: Spectra, filters: Filters) -> None:
-    """Raise an error if correlations of the model, or of its resamples, are 1 whatever the data."""
-    distinct = _SHARE_DISTINCT * spectra.count
-    ones, free_x, free_y = forced_ones(spectra, *filters)
-    if ones or free_x + free_y > distinct - 1:
-        raise InputError(
-            f"a resample of {spectra.count} pairs has about {distinct:.0f} different ones, too few for "
-            f"{free_x} and {free_y} directions without regularisation: correlations would be 1 whatever the "
-            "data; regularise more."
-        )
-
-
-def refit_resamples(pairs: ResampledPairs, numbers: range) -> list[RefittedModel]:
-    """Return the models of the resamples with these numbers."""
-    counts = np.stack([pairs.blocks.draw(number) for number in numbers])
-    owners = to_numpy(pairs.pairing)
-    pairs_per_row = np.bincount(owners, minlength=counts.shape[1])
-    lengths_x = _feature_lengths(pairs.x.centred, counts * pairs_per_row)
-    lengths_y = _feature_lengths(pairs.y.centred, counts[:, owners])
-    return [_refit(pairs, *resample) for resample in zip(counts, lengths_x, lengths_y, strict=True)]
-
-
-def _feature_lengths(centred: Array, weights: Floats) -> Floats:
-    """Return the lengths of the features, centred, for each row of weights; NaN for a constant feature."""
-    weights = move_like(weights, centred)
-    step = max(1, BLOCK_BYTES // (8 * int(centred.shape[0])))
-    parts = []
-    for start in range(0, int(centred.shape[1]), step):
-        part = centred[:, start : start + step]
-        sums, squares = to_numpy(multiply(weights, part)), to_numpy(multiply(weights, part * part))
-        spread = squares - sums * sums / to_numpy(weights).sum(axis=1)[:, None]
-        parts.append(np.sqrt(np.where(spread > 1e-12 * squares, spread, np.nan)))
-    return np.concatenate(parts, axis=1)
-
-
-def _refit(pairs: ResampledPairs, counts: Floats, lengths_x: Floats, lengths_y: Floats) -> RefittedModel:
-    """Fit the pairs of rows of X that are drawn ``counts`` times, and align the model with the estimate.
-
-    ``lengths_x`` and ``lengths_y`` are those of the features.
-    """
-    x, y = pairs.x, pairs.y
-    xp = namespace(x.rows)
-    rows_x, rows_y, pairing = select_rows(pairs.pairing, counts > 0)
-    n_x = int(rows_x.shape[0])
-    times = move_like(counts, x.rows)
-    pairs_per_row = xp.astype(count_groups(pairing, n_x), xp.float64)
-    weights_x, weights_y = times[rows_x] * pairs_per_row, times[pairs.pairing[rows_y]]
-    count = float(xp.sum(weights_y))
-    s_x, v_x, left_x, turn_x = _decompose(x.rows[rows_x, :], weights_x, count, "X")
-    s_y, v_y, left_y, turn_y = _decompose(y.rows[rows_y, :], weights_y, count, "Y")
-    if not np.array_equal(to_numpy(pairing), np.arange(n_x)):
-        # Row i of X stands for c pairs: √(wc) x and √w y, so w·x·y is their product by √c.
-        left_x = left_x / xp.sqrt(pairs_per_row)[:, None]
-        left_y = group_sum(left_y, pairing, n_x)
-    t0 = left_x.T @ left_y
-    t0 = t0 if turn_x is None else turn_x.T @ t0
-    t0 = t0 if turn_y is None else t0 @ turn_y
-    no_mean = xp.zeros_like(s_x[:0])
-    resolution = float(xp.finfo(t0.dtype).eps)
-    spectra = Spectra(round(count), no_mean, no_mean, s_x, v_x, s_y, v_y, t0, resolution)
-    factor = count / int(pairs.pairing.shape[0])
-    filters = scale_filter(x.filter, factor), scale_filter(y.filter, factor)
-    n_components = int(x.reference.shape[1]) + _SPARE_COMPONENTS
-    model = regularized_cca(spectra, *filters, min(n_components, check_components(spectra, *filters, None)))
-    assert model.train_correlations is not None
-    matched, signs = match_components(
-        _cosines(x.reference, x.s[:, None] * model.x_weights)
-        + _cosines(y.reference, y.s[:, None] * model.y_weights)
-    )
-
-    def align(values: Array, factors: Floats | float = 1.0) -> Floats:
-        """Return the matched components of an array, in the order of the estimate."""
-        return np.where(matched < 0, np.nan, to_numpy(values)[..., matched] * factors)
-
-    def align_view(s: Array, v: Array, weights: Array, lengths: Floats) -> RefittedView:
-        inner = s[:, None] * (v.T @ weights)
-        products = (v @ (s[:, None] * inner)) / xp.linalg.vector_norm(inner, axis=0)
-        # Weights are of the order 1/√n, where n is the number of pairs.
-        return RefittedView(align(weights, signs * factor**0.5), align(products, signs), lengths)
-
-    return RefittedModel(
-        align(model.train_correlations),
-        align_view(s_x, v_x, model.x_weights, lengths_x),
-        align_view(s_y, v_y, model.y_weights, lengths_y),
-    )
-
-
-def _decompose(
-    rows: Array, weights: Array, count: float, name: str
-) -> tuple[Array, Array, Array, Array | None]:
-    """Return singular values and right singular vectors of weighted, centred rows, from the smaller Gram.
-
-    And ``left`` and ``turn``: the rows in the singular directions are ``left @ turn``, or ``left`` if turn is
-    None. ``rows`` are changed in place.
-    """
-    xp = namespace(rows)
-    rows -= (weights @ rows) / count
-    rows *= xp.sqrt(weights)[:, None]
-    if rows.shape[0] < rows.shape[1]:
-        s, u = decompose_gram(rows @ rows.T, "float64", name)
-        return s, (rows.T @ u) / s, u * s, None
-    s, v = decompose_gram(rows.T @ rows, "float64", name)
-    return s, v, rows, v
-
-
-def _cosines(reference: Array, variates: Array) -> Floats:
-    lengths = namespace(variates).linalg.vector_norm(variates, axis=0)
-    return to_numpy(reference.T @ (variates / lengths))
-
-
-def match_components(cosines: Floats) -> tuple[Ints, Floats]:
-    """Return the component of a resample for each of the estimate, −1 if there is none, and its sign."""
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(-np.abs(cosines))
-    matched = np.full(len(cosines), -1, dtype=np.int64)
-    matched[rows] = columns
-    signs = np.ones(len(cosines))
-    signs[rows] = np.where(cosines[rows, columns] < 0, -1.0, 1.0)
-    return matched, signs

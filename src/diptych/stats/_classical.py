@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Floats, to_numpy
-from diptych._checks import InputError, check_pair_of_views
-from diptych.cca._canonical import decompose_t
-from diptych.cca._fitted import second_view
-from diptych.cca._spectra import spectra
+from diptych._checks import InputError, check_pair_of_views, second_view
+from diptych.cca import Tikhonov, regularized_cca, spectra
 from diptych.stats._tables import format_number, format_p, format_table, import_pandas
 
 
@@ -142,7 +140,8 @@ def classical_tests(X: Any, y: Any, pairing: Any = None) -> ClassicalTests:
             f"{n} pairs are too few for classical tests of {p} and {q} features; give at least {p + q + 2} "
             "pairs, or use permutation_test with a regularised model."
         )
-    rho = np.minimum(to_numpy(decompose_t(of_pairs.t0, 1.0 / of_pairs.s_x, 1.0 / of_pairs.s_y)[1]), 1.0)
+    model = regularized_cca(of_pairs, Tikhonov(0.0), Tikhonov(0.0), min(p, q))
+    rho = np.minimum(to_numpy(model.correlations), 1.0)
     return ClassicalTests(rho, *_f_tests(rho**2, n, p, q), n, p, q)
 
 

@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Array, Floats, to_numpy
-from diptych._checks import InputError, Task, check_count, check_pair_of_views, check_seed, check_task
+from diptych._checks import (
+    InputError,
+    Task,
+    check_count,
+    check_pair_of_views,
+    check_seed,
+    check_task,
+    second_view,
+)
 from diptych._progress import progress_bar
-from diptych.cca import AWCCA, Engine
-from diptych.cca._fit import params_by_task, scale_params
-from diptych.cca._fitted import second_view
-from diptych.cca._weighting import normalize, project
+from diptych.cca import AWCCA, Engine, normalize, project
+from diptych.cca._settings import params_by_task, scale_params
 from diptych.cca.selection._grids import PairRows, select_rows
-from diptych.stats._pairs import COMPONENTS, block_codes, check_unweighted
+from diptych.stats._pairs import block_codes, check_unweighted, count_components
 from diptych.stats._tables import component_frame, format_components
 
 
@@ -135,18 +141,13 @@ def cross_validated_correlations(
             variates_y.append(to_numpy(v) * scale)
             in_sample.append(to_numpy(canonical.train_correlations))
             progress((number + 1) / len(splits))
-    most = min(map(len, in_sample))
-    if n_components is not None and n_components > most:
-        raise InputError(
-            f"n_components={n_components} is more than the model of a fold has; give 1 to {most}."
-        )
-    kept = min(COMPONENTS, most) if n_components is None else n_components
+    kept = count_components(n_components, min(map(len, in_sample)))
     variates_x, variates_y = ([u[:, :kept] for u in views] for views in (variates_x, variates_y))
-    folds = np.stack([_correlate(u, v) for u, v in zip(variates_x, variates_y, strict=True)])
+    folds = np.stack([_correlate_columns(u, v) for u, v in zip(variates_x, variates_y, strict=True)])
     return CrossValidatedCorrelations(
         folds,
         np.mean(folds, axis=0),
-        _correlate(np.concatenate(variates_x), np.concatenate(variates_y)),
+        _correlate_columns(np.concatenate(variates_x), np.concatenate(variates_y)),
         np.mean([correlations[:kept] for correlations in in_sample], axis=0),
     )
 
@@ -188,7 +189,7 @@ def _split(
     from sklearn.model_selection import GroupKFold, KFold
 
     paired = np.unique(to_numpy(pairing))
-    groups = None if blocks is None else block_codes(blocks, pairing, n_x)[paired]
+    groups = None if blocks is None else block_codes(blocks, n_x)[paired]
     if isinstance(cv, str) or not hasattr(cv, "split"):
         parts, noun = (len(paired), "row") if groups is None else (len(np.unique(groups)), "block")
         if check_count(cv, "cv", minimum=2) > parts:
@@ -201,7 +202,7 @@ def _split(
         yield select_rows(pairing, masks[0]), select_rows(pairing, masks[1])
 
 
-def _correlate(u: Floats, v: Floats) -> Floats:
+def _correlate_columns(u: Floats, v: Floats) -> Floats:
     """Return the correlation of each pair of columns; 0 for a constant one, NaN for fewer than three rows."""
     if len(u) < 3:
         return np.full(u.shape[1], np.nan)

@@ -7,14 +7,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, Floats, namespace, to_numpy
-from diptych._checks import InputError, Task, check_count, check_task
-from diptych.cca._canonical import CanonicalModel, keep_components
-from diptych.cca._fitted import FittedAWCCA
+from diptych._checks import InputError, Task, check_task
+from diptych.cca import AWCCA, CanonicalModel, Spectra
+from diptych.cca._canonical import keep_components
 from diptych.cca._sparse import SparseVectors, multiply_any
-from diptych.cca._spectra import Spectra
-from diptych.stats._pairs import COMPONENTS, names_of
+from diptych.stats._pairs import COMPONENTS, count_components, names_of
 from diptych.stats._tables import component_frame, feature_frame, format_table, make_labels
 
 _TABLES = {
@@ -141,9 +141,9 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     0.2854
     """
     task = check_task(task)
-    if not isinstance(model, FittedAWCCA):
+    if not isinstance(model, AWCCA):
         raise InputError(f"{type(model).__name__} is not a model; give a fitted AWCCA.")
-    model._check_fitted()
+    check_is_fitted(model)
     spectra = getattr(model, "spectra_", None)
     if spectra is None:
         raise InputError(
@@ -153,9 +153,7 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     canonical = model.models_[task]
     if n_components is not None:
         most = int(canonical.correlations.shape[0])
-        if check_count(n_components, "n_components") > most:
-            raise InputError(f"n_components={n_components} is more than the model has; give 1 to {most}.")
-        canonical = keep_components(canonical, n_components)
+        canonical = keep_components(canonical, count_components(n_components, most))
     names = names_of(model, "feature_names_in_"), names_of(model, "y_feature_names_in_")
     return make_loadings(spectra, canonical, *names)
 
@@ -200,7 +198,7 @@ def make_loadings(
 def _correlate(s: Array, directions: Array, products: Array, variates: Array, spectra: Spectra) -> Floats:
     """Return correlations of features with variates, of which both are given in singular directions."""
     xp = namespace(s)
-    deviations = _feature_lengths(directions * s)
+    deviations = _row_lengths(directions * s)
     # Of a feature with less than the resolution of the spectra, only rounding error is left.
     n, p = spectra.count, int(directions.shape[0])
     epsilon = float(xp.finfo(xp.float64).eps)
@@ -211,7 +209,7 @@ def _correlate(s: Array, directions: Array, products: Array, variates: Array, sp
     return np.where(to_numpy(varies)[:, None], np.clip(to_numpy(table), -1.0, 1.0), np.nan)
 
 
-def _feature_lengths(scaled: Array) -> Array:
+def _row_lengths(scaled: Array) -> Array:
     """Return the lengths of the rows of V S, some directions at a time: a sparse view's may be too large."""
     total = 0.0
     xp = namespace(scaled) if not isinstance(scaled, SparseVectors) else np

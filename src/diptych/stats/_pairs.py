@@ -13,18 +13,23 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from array_api_compat import is_array_api_obj, is_torch_array
+from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, Floats, map_arrays, to_numpy
-from diptych._checks import DataWarning, InputError, Task, check_count, check_pair_of_views, check_task
+from diptych._checks import (
+    DataWarning,
+    InputError,
+    Task,
+    check_count,
+    check_pair_of_views,
+    check_task,
+    second_view,
+)
 from diptych._devices import copy_to_device
 from diptych._threads import map_parallel
-from diptych.cca import Engine
-from diptych.cca._canonical import check_components, filters_of
+from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
 from diptych.cca._filters import Filters, make_filters, scale_filter
-from diptych.cca._fit import params_by_task
-from diptych.cca._fitted import FittedAWCCA, second_view
-from diptych.cca._spectra import Spectra, spectra
-from diptych.cca._weighting import normalize
+from diptych.cca._settings import params_by_task
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
@@ -46,11 +51,14 @@ class PreparedPairs:
     names_x: list[str] | None
     names_y: list[str] | None
 
-    def count_components(self, n_components: int | None) -> int:
-        """Return the number of components to compute: ``n_components``, or the first ``COMPONENTS``."""
-        wanted = None if n_components is None else check_count(n_components, "n_components")
-        most = check_components(self.spectra, *self.filters, wanted)
-        return min(COMPONENTS, most) if wanted is None else wanted
+
+def count_components(n_components: int | None, most: int) -> int:
+    """Return the number of components to compute: ``n_components``, or the first ``COMPONENTS``."""
+    if n_components is None:
+        return min(COMPONENTS, most)
+    if check_count(n_components, "n_components") > most:
+        raise InputError(f"n_components={n_components} is not possible here; give 1 to {most}, or None.")
+    return n_components
 
 
 def prepare_pairs(
@@ -62,8 +70,8 @@ def prepare_pairs(
     model that was fitted on another number of pairs is scaled.
     """
     task = check_task(task)
-    if isinstance(model, FittedAWCCA):
-        model._check_fitted()
+    if isinstance(model, AWCCA):
+        check_is_fitted(model)
         check_unweighted(model)
     elif not isinstance(model, tuple | list):
         raise InputError(
@@ -74,7 +82,7 @@ def prepare_pairs(
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
-    if not isinstance(model, FittedAWCCA):
+    if not isinstance(model, AWCCA):
         of_pairs = spectra(x, y, pairing)
         filters = make_filters("tikhonov", params_by_task(model)[task], of_pairs.s_x, of_pairs.s_y)
         return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
@@ -88,7 +96,7 @@ def prepare_pairs(
     of_pairs = spectra(x, y, pairing, solver=model.solver, precision=model.precision)
     fitted_on = getattr(model, "spectra_", None)  # a model of a retriever's folder has none
     factor = 1.0 if fitted_on is None else of_pairs.count / fitted_on.count
-    filter_x, filter_y = filters_of(model.models_)[task]
+    filter_x, filter_y = model.models_.filters[task]
     filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
     return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
 
@@ -129,29 +137,18 @@ HALVINGS = 6
 _FEW = 20  # arrangements; with fewer, no p-value can be below 0.05
 
 
-def block_codes(blocks: Any, pairing: Array, n_x: int) -> Ints:
-    """Return the number of the block of each row of X; without ``blocks``, each row is its own.
-
-    ``blocks`` has one label per row of X, or one per pair, where the pairs of a row must agree.
-    """
+def block_codes(blocks: Any, n_x: int) -> Ints:
+    """Return the number of the block of each row of X; without ``blocks``, each row is its own."""
     if blocks is None:
         return np.arange(n_x)
     labels = to_numpy(blocks) if is_array_api_obj(blocks) else np.asarray(blocks)
-    owners = to_numpy(pairing)
-    if labels.ndim != 1 or len(labels) not in (n_x, len(owners)):
+    if labels.shape != (n_x,):
         raise InputError(
             f"blocks has shape {labels.shape}; expected one label for each of the {n_x} rows of X."
         )
     if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
         raise InputError("blocks contains NaN or infinity; give a label for every row.")
-    codes = _number(labels)
-    if len(labels) == n_x:
-        return codes
-    by_row = np.full(n_x, -1, dtype=np.int64)
-    by_row[owners] = codes
-    if not np.array_equal(by_row[owners], codes):
-        raise InputError("blocks has different labels for pairs with the same row of X; give one per row.")
-    return by_row
+    return _number(labels)
 
 
 def _number(labels: Any) -> Ints:
@@ -169,7 +166,7 @@ class ExchangeBlocks:
     @classmethod
     def of_pairs(cls, blocks: Any, pairing: Array, n_x: int) -> ExchangeBlocks:
         """Return those of the rows of X that have pairs: the same block, and as many rows of Y."""
-        codes = np.zeros(n_x, dtype=np.int64) if blocks is None else block_codes(blocks, pairing, n_x)
+        codes = np.zeros(n_x, dtype=np.int64) if blocks is None else block_codes(blocks, n_x)
         counts = np.bincount(to_numpy(pairing), minlength=n_x)
         return cls(_number(np.stack([codes, counts], axis=1)[counts > 0]))
 
@@ -224,7 +221,7 @@ class ResampledBlocks:
         """Return those of the rows of X that have pairs."""
         codes = np.full(n_x, -1, dtype=np.int64)
         has_pair = np.isin(np.arange(n_x), to_numpy(pairing))
-        codes[has_pair] = _number(block_codes(blocks, pairing, n_x)[has_pair])
+        codes[has_pair] = _number(block_codes(blocks, n_x)[has_pair])
         if codes.max() < 1:
             raise InputError(
                 "all rows are in one block, so there is nothing to resample; give several blocks."

@@ -16,7 +16,7 @@ from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
 from diptych.cca._filters import AnyFilter
 from diptych.stats._chains import TIE, Remainder, draw_largest
-from diptych.stats._pairs import COMPONENTS, ExchangeBlocks, PreparedPairs, make_seed, prepare_pairs
+from diptych.stats._pairs import ExchangeBlocks, PreparedPairs, count_components, make_seed, prepare_pairs
 from diptych.stats._tables import component_frame, format_components, format_p
 
 REAL = 0.05
@@ -173,7 +173,10 @@ def permutation_test(
         _check_free(pairs, len(whitened.blocks.labels))
         whitened.blocks.check()
         rotated, correlations = whitened.rotate()
-        n_components = _count_components(correlations, len(whitened.blocks.labels), n_components)
+        # Above rounding error, and with rows left to permute.
+        above_rounding = int(np.count_nonzero(correlations > correlations[0] * 1e-10))
+        most = max(1, min(above_rounding, (len(whitened.blocks.labels) - 1) // 2))
+        n_components = count_components(n_components, most)
         seed = make_seed(random_state)
         null, p_values = np.empty((n_permutations, n_components)), np.empty(n_components)
         with progress_bar("permuting") as progress:
@@ -194,18 +197,6 @@ def permutation_test(
     return PermutationTest(correlations, p_values, p_corrected, null, n_permutations, random_state)
 
 
-def permuted_correlations(
-    model: Any, X: Any, y: Any, orders: Any, pairing: Any = None, *, task: Task = "search"
-) -> Floats:
-    """Return the first correlation for each of the given permutations of the rows of X that have pairs.
-
-    Row i of such a permuted X is row ``order[i]`` of X. For comparisons with other programs.
-    """
-    whitened = _whiten_pairs(prepare_pairs(model, X, y, pairing, task), None)
-    remainder = Remainder(whitened.a, whitened.b, whitened.blocks)
-    return np.concatenate([remainder.evaluate(np.asarray(order)[None, :])[0] for order in orders])
-
-
 def _check_free(pairs: PreparedPairs, rows: int) -> None:
     """Raise an error if the correlations would be the same whatever the pairing."""
     ones, free_x, free_y = forced_ones(pairs.spectra, *pairs.filters)
@@ -217,17 +208,6 @@ def _check_free(pairs: PreparedPairs, rows: int) -> None:
             f"{free_y} directions without regularisation are too many for {count} pairs; regularise, or give "
             "fewer features."
         )
-
-
-def _count_components(correlations: Floats, rows: int, n_components: int | None) -> int:
-    """Return the number of components to test: above rounding error, and with rows left to permute."""
-    above_rounding = int(np.count_nonzero(correlations > correlations[0] * 1e-10))
-    most = max(1, min(above_rounding, (rows - 1) // 2))
-    if n_components is None:
-        return min(COMPONENTS, most)
-    if check_count(n_components, "n_components") > most:
-        raise InputError(f"n_components={n_components} is not possible here; give 1 to {most}, or None.")
-    return n_components
 
 
 @dataclass(frozen=True, eq=False)

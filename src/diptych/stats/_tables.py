@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diptych._arrays import Floats
-from diptych._checks import import_package, missing_package_error
+from diptych._checks import import_package
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -88,4 +88,4 @@ def _number_components(count: int) -> Any:
 
 def import_pandas() -> Any:
     """Return pandas, or say how to install it."""
-    return import_package("pandas", missing_package_error("a data frame needs", "pandas", "pandas"))
+    return import_package("pandas", "a data frame needs", "pandas")

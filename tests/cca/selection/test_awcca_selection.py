@@ -93,22 +93,6 @@ def test_auto_dimension_with_given_params(pairs):
     assert held.models_["search"].filter_x == Tikhonov(5.0)
 
 
-def test_the_path_is_saved(pairs, tmp_path):
-    training, validation = pairs
-    model = AWCCA(grid=6, path_metrics="all").fit(*training, validation=validation)
-    model.save(tmp_path / "model")
-    loaded = AWCCA.load(tmp_path / "model").path_
-    for task in ("search", "annotate"):
-        assert loaded.params(task) == model.path_.params(task)
-        for name, scores in model.path_.scores[task].items():
-            np.testing.assert_array_equal(loaded.scores[task][name], scores)
-    assert (loaded.route, loaded.seconds, loaded.held_out) == (
-        model.path_.route,
-        model.path_.seconds,
-        model.path_.held_out,
-    )
-
-
 def test_a_damaged_path_is_refused(pairs, tmp_path):
     AWCCA(grid=4).fit(*pairs[0]).save(tmp_path / "model")
     path = json.loads((files_of(tmp_path / "model") / "config.json").read_text())["path"]

@@ -140,17 +140,6 @@ def test_no_warning_at_the_full_rank():
         AWCCA(filter="tsvd", grid=([2, 3], [2, 11])).fit(*training, validation=validation)
 
 
-def test_the_extension_is_saved_and_described(tmp_path):
-    training, validation = few_pairs(0)
-    model = AWCCA(grid=6).fit(*training, validation=validation)
-    assert any(model.path_.extended["x"] + model.path_.extended["y"])
-    model.save(tmp_path / "model")
-    loaded = AWCCA.load(tmp_path / "model").path_
-    assert loaded.extended == model.path_.extended
-    assert loaded.grid.automatic
-    assert loaded.describe_extension() == model.path_.describe_extension() != ""
-
-
 @pytest.mark.parametrize("filter", ["tikhonov", "tsvd"])
 @pytest.mark.parametrize("view", [0, 1])
 def test_points_that_are_not_finite_fail_on_every_route(filter, view):

@@ -136,14 +136,6 @@ def test_path_metrics_all_keeps_four_metrics(trained):
         path_of(trained, path_metrics="some")
 
 
-def test_torch_selects_the_same(trained):
-    torch = pytest.importorskip("torch")
-    fitted, (x, y, pairing) = trained
-    theirs = path_of((fitted, (torch.as_tensor(x), torch.as_tensor(y), torch.as_tensor(pairing))))
-    assert theirs.route == "screened"
-    assert theirs.choice == path_of(trained).choice
-
-
 def test_choose_route(trained):
     fitted, validation = trained
     problem = make_problem(fitted, validation)

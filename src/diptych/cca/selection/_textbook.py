@@ -16,7 +16,7 @@ from diptych._threads import multiply
 from diptych.cca._canonical import CanonicalModel, decompose_t
 from diptych.cca._sparse import multiply_any
 from diptych.cca._spectra import Spectra
-from diptych.cca._weighting import Weighting, apply_factors, maps, weight_factors
+from diptych.cca._weighting import Weighting, maps, weight_columns, weight_factors
 from diptych.cca.selection._grids import best_point
 from diptych.cca.selection._problem import Problem, Weights, products
 from diptych.ranking import Metric, ranks
@@ -52,8 +52,8 @@ def textbook_ranks(
         for task in TASKS:
             for_x, for_y = weight_factors(sigma, weighting, task)
             by_task[task] = ranks(
-                apply_factors(x, for_x),
-                apply_factors(y, for_y),
+                weight_columns(x, for_x),
+                weight_columns(y, for_y),
                 problem.truth.pairing,
                 task=task,
                 similarity=check_similarity(problem.similarity),
