@@ -91,14 +91,14 @@ def test_the_reference_is_stored_and_measured_again(scored, tmp_path):
 
     config = files_of(tmp_path / "model") / "config.json"
     content = json.loads(config.read_text())
-    stored = content["model"]["calibration"].pop("pairs")
+    stored = content["calibration"].pop("pairs")
     for damage in ({"true": [0.5, 0.1]}, {"true": [0.1]}, {"false": [0.1, 1e300]}, {"false": None}):
-        content["model"]["calibration"]["pairs"] = stored | damage
+        content["calibration"]["pairs"] = stored | damage
         config.write_text(json.dumps(content))
         seal(tmp_path / "model")
         with pytest.raises(InputError, match="config.json"):
             Retriever.load(tmp_path / "model")
-    del content["model"]["calibration"]["pairs"]  # as an older version has saved it
+    del content["calibration"]["pairs"]  # as an older version has saved it
     config.write_text(json.dumps(content))
     seal(tmp_path / "model")
     old = Retriever.load(tmp_path / "model")
