@@ -46,6 +46,10 @@ class InputError(ValueError):
         super().__init__(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
 
 
+class UnavailableError(InputError):
+    """What is shared with other processes cannot be reached now; it may be later."""
+
+
 class NotFiniteError(InputError):
     """A view contains NaN or infinity."""
 

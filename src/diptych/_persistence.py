@@ -425,6 +425,12 @@ class ModelFiles:
     folder: Path
     entries: Mapping[str, FileEntry]
 
+    @classmethod
+    def of(cls, folder: Path) -> ModelFiles:
+        """Return the files that the config in a folder lists, whatever else it says."""
+        entries = convert(read_json(folder / CONFIG).get("files"), dict[str, FileEntry], folder / CONFIG)
+        return cls(folder, entries)
+
     def __contains__(self, name: str) -> bool:
         return name in self.entries
 
@@ -487,20 +493,12 @@ def check_format(header: Mapping[str, Any], kind: str, path: Path) -> None:
         )
 
 
-def write_config(folder: Path, kind: str, config: Schema, previous: Path | None = None) -> None:
-    """Write the config of the files in ``folder``, with a checksum of each.
-
-    Files that are linked from the folder ``previous`` keep the checksum that its config has.
-    """
-    linked = (read_entries(previous) if previous is not None else None) or {}
-    files: dict[str, FileEntry] = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        with suppress(OSError):  # the previous version may not have this file
-            if previous is not None and name in linked and path.samefile(previous / name):
-                files[name] = linked[name]
-        if name not in files:
-            files[name] = FileEntry(path.stat().st_size, file_digest(path))
+def write_config(folder: Path, kind: str, config: Schema) -> None:
+    """Write the config of the files in ``folder``, with a checksum of each."""
+    files = {
+        path.relative_to(folder).as_posix(): FileEntry(path.stat().st_size, file_digest(path))
+        for path in sorted(path for path in folder.rglob("*") if path.is_file())
+    }
     settings = to_builtins(config)
     convert(settings, type(config), folder / CONFIG)  # what cannot be read again is not written
     header = Header(f"diptych-{kind}", FORMAT_VERSION, library_version(), files)
@@ -510,7 +508,7 @@ def write_config(folder: Path, kind: str, config: Schema, previous: Path | None 
 def read_entries(folder: Path) -> dict[str, FileEntry] | None:
     """Return what the config of a version says of the other files; None if it cannot be read."""
     with suppress(InputError):
-        return convert(read_json(folder / CONFIG).get("files"), dict[str, FileEntry], folder / CONFIG)
+        return dict(ModelFiles.of(folder).entries)
     return None
 
 

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from diptych import AWCCA, InputError, Retriever
-from diptych.retrieval.stores._base import RefusedError, UnavailableError
+from diptych._checks import UnavailableError
+from diptych.retrieval.stores._base import RefusedError
 from diptych.retrieval.stores.postgres import PostgresStore, read_saved_address
 from diptych.retrieval.stores.postgres._connection import Address, Connections, _configure
 from filled_stores import fill, unit_rows

@@ -66,12 +66,11 @@ def demo(
 
 def _check_out(out: Path) -> None:
     """Refuse a folder in which a file of somebody else would be replaced."""
-    from diptych._model_folder import check_writable
-    from diptych.retrieval._folder import KIND
+    from diptych.retrieval.stores._folder import check_writable
     from diptych.scenes import TABLE
 
     for name in ("model", "best"):
-        check_writable(out / name, KIND)
+        check_writable(out / name)
     table, report = out / "scenes" / TABLE, out / "report.html"
     # The table of an earlier demo, also of one that was interrupted, says what is drawn.
     if table.is_file() and b'"description": {' in table.read_bytes()[:10_000]:

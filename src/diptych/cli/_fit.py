@@ -132,12 +132,11 @@ def fit(
 
     Example: `diptych fit resnet50.npy minilm.npy --pairs dataset_flickr8k.json --out model`
     """
-    from diptych._model_folder import check_writable
     from diptych.data import PairedDataset
     from diptych.data._feature_store import remove_store
     from diptych.encoders import HKSE
     from diptych.retrieval import Retriever
-    from diptych.retrieval._folder import KIND
+    from diptych.retrieval.stores._folder import check_writable
 
     start = time.perf_counter()
     settings = model.read()
@@ -145,7 +144,7 @@ def fit(
     estimator.check_parameters()
     if dask is not None and settings["model"].get("solver") == "svd":
         raise InputError("solver='svd' cannot be used with --dask; leave one of them out.")
-    check_writable(out, KIND)
+    check_writable(out)
     hide_library_bars(run.silent)
     data = table.open(source, texts, pairs, read_views(views), metadata)
     is_raw = isinstance(data, PairedDataset)

@@ -104,7 +104,6 @@ def add(
         ids = retriever.add(**_make_arguments(data))
     if refit:
         retriever.refit()
-    retriever.save(model)
     content = {"model": str(model), "added": ids, "refitted": refit, "unreadable": unreadable or None}
     run.show(content, [f"added {count(len(ids), 'item')}; wrote {model}"])
     exit_if_unreadable(unreadable)
@@ -126,7 +125,6 @@ def remove(
 
     retriever = Retriever.load(model)
     removed = retriever.remove(_find_ids(retriever.store.items(), ids))
-    retriever.save(model)
     content = {"model": str(model), "removed": removed}
     run.show(content, [f"removed {count(removed, 'item')}; wrote {model}"])
 
@@ -164,8 +162,10 @@ def info(model: opt.Model, *, run: RunOptions) -> None:
     """
     from diptych.retrieval import Retriever
 
+    from diptych.retrieval._folder import check_files
+
     content = Retriever.load(model, mmap=True).info()
-    _check_files(model)
+    check_files(model)
     run.show(content, _describe_model(content, model))
     if not run.silent:
         for part, scores in content["facts"].get("metrics", {}).items():
@@ -245,31 +245,16 @@ def pull(
 
     Example: `diptych pull ada/beaches --out beaches`
     """
-    from diptych._model_folder import check_writable
     from diptych.retrieval import Retriever
-    from diptych.retrieval._folder import KIND
+    from diptych.retrieval.stores._folder import check_writable
 
     hide_library_bars(run.silent)
-    check_writable(out, KIND)
+    check_writable(out)
     options: dict[str, Any] = {"revision": revision, "images": images, "max_gigabytes": max_gigabytes}
     retriever = Retriever.from_pretrained(repo, **options)
     retriever.save(out)
     content = {"repository": repo, "model": str(out), "items": retriever.info()["items"]}
     run.show(content, [f"wrote {out}: {retriever}"])
-
-
-def _check_files(model: Path) -> None:
-    """Compare every file of a model with its checksum, which a model that is mapped was not."""
-    from diptych._model_folder import Version, read_current
-    from diptych._persistence import read_config
-    from diptych.retrieval._folder import KIND, RetrieverConfig
-
-    def check(version: Version) -> None:
-        files = read_config(version.path, KIND, RetrieverConfig)[1]
-        for name in files.entries:
-            files.check(name)
-
-    read_current(model, check)
 
 
 def _describe_model(content: dict[str, Any], model: Path) -> Iterator[str]:

@@ -196,8 +196,8 @@ class FittedHKSE:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder, as safetensors and JSON, atomically."""
         self._check_fitted()
-        with new_version(folder, KIND) as draft:
-            write_hkse(self, draft.path)
+        with new_version(folder, KIND) as path:
+            write_hkse(self, path)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> Self:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from diptych._checks import TASKS, InputError, Task
-from diptych._model_folder import FOR_PEOPLE
+from diptych._database import FILE
 from diptych._persistence import library_version, name_in_errors
 from diptych.cca._description import ModelDescription
 from diptych.report import draw_regularization_path, draw_reliability, model_card
@@ -27,25 +27,23 @@ from diptych.report._card import (
 )
 from diptych.retrieval._calibration import describe_calibration
 from diptych.retrieval._items import VIEWS
+from diptych.retrieval.stores._folder import FOR_PEOPLE, ROWS
 
 if TYPE_CHECKING:
-    from diptych.retrieval._retriever import Retriever
+    from diptych.retrieval._searcher import Searcher
 
 _FILES = {
     "config.json": "encoders, filters, regularisation path, recalls and checksums",
     "model.safetensors": "the projectors of both tasks",
     "estimator.safetensors": "the fitted model, for a refit",
     "moments.safetensors": "the moments of the training pairs, for a refit",
-    "index.safetensors": "the vectors of all items",
-    "features.safetensors": "the features of all items",
-    "items.jsonl": "the items",
     "text-encoder": "the text encoder",
 }
+_ITEM_FILES = {FILE: "the items", ROWS: "the vectors of all items, and their features if they are kept"}
 
 
-def describe(retriever: Retriever) -> dict[str, Any]:
+def describe(searcher: Searcher, keep_features: bool) -> dict[str, Any]:
     """Return what is known of a retriever, as plain data."""
-    searcher = retriever.searcher
     fitted, store = searcher.fitted, searcher.store
     encoders = {}
     for view in VIEWS:
@@ -53,11 +51,11 @@ def describe(retriever: Retriever) -> dict[str, Any]:
         encoders[view] = {"name": record.name, "fingerprint": record.fingerprint, "dimension": dimension}
     return {
         "library": library_version(),
-        "views": list(retriever.views),
+        "views": list(searcher.encoders.views),
         "encoders": encoders,
         **_describe_model(fitted.description),
         "index": {"kind": store.kind, "dtype": store.dtype},
-        "keep_features": bool(retriever.keep_features),
+        "keep_features": bool(keep_features),
         "items": {view: store.count(view) for view in VIEWS},
         "facts": fitted.facts,
         "calibration": describe_calibration(fitted.calibration),
@@ -71,18 +69,20 @@ def _describe_model(model: ModelDescription) -> dict[str, Any]:
     return {name: plain[name] for name in names if plain[name]}
 
 
-def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", front_matter: str = "") -> None:
+def write_card(
+    searcher: Searcher, keep_features: bool, folder: Path, name: str, repo: str = "", front_matter: str = ""
+) -> None:
     """Write the model card, with figures if matplotlib is installed.
 
     ``repo`` is the repository that the model is published in, whose card starts with ``front_matter``.
     """
-    facts, searcher = describe(retriever), retriever.searcher
+    facts, views = describe(searcher, keep_features), searcher.encoders.views
     fitted, model, store = searcher.fitted, searcher.fitted.description, searcher.store
     if model.path is not None:
         with suppress(InputError):
-            draw_regularization_path(model.path, folder / FIGURE_FILE, views=retriever.views)
+            draw_regularization_path(model.path, folder / FIGURE_FILE, views=views)
     with suppress(InputError):  # without matplotlib, and without probabilities
-        draw_reliability(facts["calibration"], folder / RELIABILITY_FILE, views=retriever.views)
+        draw_reliability(facts["calibration"], folder / RELIABILITY_FILE, views=views)
     encoders = [
         EncoderFacts(**encoder, kept=searcher.encoders.can_reopen(view, published=bool(repo)))
         if (encoder := facts["encoders"][view])["name"]
@@ -106,14 +106,15 @@ def write_card(retriever: Retriever, folder: Path, name: str, repo: str = "", fr
         quality=fitted.facts.get("quality", Card.quality),
         metrics=fitted.facts.get("metrics") or None,
         index=IndexFacts(
-            {retriever.views.of(view): facts["items"][view] for view in VIEWS},
+            {views.of(view): facts["items"][view] for view in VIEWS},
             "exact" if store.kind == "flat" else store.kind,
             store.dtype,
             min(recall.values()) if recall else None,
         ),
-        files={file: meaning for file, meaning in _FILES.items() if (folder / file).exists()},
+        files={file: meaning for file, meaning in _FILES.items() if (folder / file).exists()}
+        | ({} if store.address else _ITEM_FILES),
         has_figure=(folder / FIGURE_FILE).is_file(),
-        views=retriever.views,
+        views=views,
         calibration=facts["calibration"],
         has_reliability=(folder / RELIABILITY_FILE).is_file(),
     )

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, TypeAlias, overload
 
 import msgspec
 
-from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task, count
-from diptych._model_folder import UPLOADS
-from diptych._persistence import name_in_errors
+from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task
+from diptych._persistence import Schema
 from diptych.data._files import contained_path
 
 View: TypeAlias = Literal["image", "text"]
@@ -38,8 +37,11 @@ QUERIED: dict[Task, View] = {task: _NAMES[letter] for task, letter in QUERY_VIEW
 TASK_OF: dict[View, Task] = {view: task for task, view in SEARCHED.items()}
 """The task that returns items of a view."""
 
-MAX_LINE = 2**20
-"""Characters of one item in a file; a longer line is refused."""
+UPLOADS = "uploads"
+"""Files that were sent to a server, in the model folder."""
+
+MAX_CHARACTERS = 2**20
+"""Of the text, paths and metadata of one stored item."""
 
 
 @dataclass(frozen=True)
@@ -207,25 +209,42 @@ def unknown_item(item_id: object) -> InputError:
     return InputError(f"there is no item {item_id!r}; ids are those given when items were added.")
 
 
-_UPLOAD = r"\A[0-9a-f]{64}(\.[0-9a-z]{1,10})?\Z"
-"""The name of an upload: its SHA-256, and for other files than images their suffix."""
+_UPLOAD = r"\A[0-9a-f]{64}-[0-9a-f]{8}(\.[0-9a-z]{1,10})?\Z"
+"""The name of an upload: its SHA-256, a number, and for other files than images their suffix."""
 
 
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Value: TypeAlias = str | Integer | float | bool | dict[str, Any] | None
 """What filters compare of metadata; they look into no dict, and into lists of these."""
+Attributes: TypeAlias = dict[str, Value | list[Value | list[Any]]]
 
 
-class StoredItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """An item as a line of a file; ``upload`` is the name of an upload in the model folder."""
+class StoredItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """An item as a row of a table; ``upload`` is the name of an upload in the model folder.
 
+    ``row`` is the place of its vector and its features in their files.
+    """
+
+    key: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    row: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     id: str
     view: View
-    path: str | None = None
-    text: str | None = None
-    image: str | None = None
-    metadata: dict[str, Value | list[Value | list[Any]]] = {}
-    upload: Annotated[str, msgspec.Meta(pattern=_UPLOAD)] | msgspec.UnsetType = msgspec.UNSET
+    path: str | None
+    text: str | None
+    image: str | None
+    upload: Annotated[str, msgspec.Meta(pattern=_UPLOAD)] | None
+    metadata: Attributes = {}
+
+
+COLUMNS = ", ".join(StoredItem.__struct_fields__)
+"""The columns of the table of items."""
+
+
+class PlacesConfig(Schema, frozen=True):
+    """The folder of all images, and its path from the model folder."""
+
+    folder: str
+    from_model: str
 
 
 @dataclass(frozen=True)
@@ -253,41 +272,46 @@ class Places:
         return cls(folder, common)
 
     @classmethod
-    def read(cls, stored: Any, folder: Path) -> Places:
+    def read(cls, stored: PlacesConfig | None, folder: Path) -> Places:
         """Find where images lie now: where they were, or at the same place relative to the model folder."""
         if stored is None:
             return cls(folder, None)
-        images, relative = str(stored["folder"]), str(stored["from_model"])
-        moved = os.path.normpath(folder / relative)
-        return cls(folder, moved if not os.path.isdir(images) and os.path.isdir(moved) else images)
+        moved = os.path.normpath(folder / stored.from_model)
+        is_moved = not os.path.isdir(stored.folder) and os.path.isdir(moved)
+        return cls(folder, moved if is_moved else stored.folder)
 
-    def describe(self) -> dict[str, str] | None:
+    def describe(self) -> PlacesConfig | None:
         """Return what ``read`` needs to find the images again."""
         if self.images is None:
             return None
         real = os.path.realpath(self.images)
         try:
-            return {"folder": real, "from_model": os.path.relpath(real, self.folder)}
+            return PlacesConfig(real, os.path.relpath(real, self.folder))
         except ValueError:  # on another drive
-            return {"folder": real, "from_model": real}
+            return PlacesConfig(real, real)
 
-    def pack(self, item: Item) -> dict[str, Any]:
-        """Return what is stored of an item."""
-        stored = item.to_json()
-        if item.path is None:
-            return stored
-        folder, name = os.path.split(item.path)
-        if folder == str(self.folder / UPLOADS) and re.match(_UPLOAD, name):
-            del stored["path"]
-            return stored | {"upload": name}
-        if self.images is not None and item.path.startswith(start := os.path.join(self.images, "")):
-            stored["path"] = item.path[len(start) :]
-        return stored
+    def pack(self, key: int, row: int, item: Item) -> tuple[Any, ...]:
+        """Return the row of the table that an item is stored as."""
+        metadata = _encode(item.metadata) if item.metadata else None
+        length = sum(map(len, filter(None, (item.id, item.path, item.text, item.image, metadata))))
+        if length > MAX_CHARACTERS:
+            raise InputError(
+                f"the item {item.id[:60]!r} takes {length} characters to write; at most {MAX_CHARACTERS} "
+                "can be read again. Remove it, or shorten its text or metadata."
+            )
+        path, upload = item.path, None
+        if path is not None:
+            folder, name = os.path.split(path)
+            if folder == str(self.folder / UPLOADS) and re.match(_UPLOAD, name):
+                path, upload = None, name
+            elif self.images is not None and path.startswith(start := os.path.join(self.images, "")):
+                path = path[len(start) :]
+        return key, row, item.id, item.view, path, item.text, item.image, upload, metadata
 
     def unpack(self, stored: StoredItem) -> Item:
         """Return the item that ``pack`` packed."""
         path = stored.path
-        if stored.upload is not msgspec.UNSET:
+        if stored.upload is not None:
             path = str(self.folder / UPLOADS / stored.upload)
         elif self.images is not None and path is not None:
             path = os.path.join(self.images, path)
@@ -332,37 +356,16 @@ def file_name(name: str) -> str:
     return name
 
 
-def write_items(items: Iterable[Item], path: Path, places: Places) -> None:
-    """Write items to a file, one JSON object a line."""
-    encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for every item
-    with name_in_errors(path), open(path, "w", encoding="utf-8") as file:
-        for item in items:
-            line = encode(places.pack(item)) + "\n"
-            if len(line) > MAX_LINE:
-                raise InputError(
-                    f"the item {item.id[:60]!r} takes {len(line)} characters to write; at most {MAX_LINE} "
-                    "can be read again. Remove it, or shorten its text or metadata."
-                )
-            file.write(line)
-
-
-def read_items(path: Path, expected: int) -> list[StoredItem]:
-    """Read exactly ``expected`` items from a file; anything else is an ``InputError``."""
-    items: list[StoredItem] = []
-    decode = msgspec.json.Decoder(StoredItem).decode
-    with open(path, "rb") as file:
-        while line := file.readline(MAX_LINE):
-            try:
-                items.append(decode(line))
-            except (ValueError, RecursionError):
-                raise InputError(
-                    f"{path}, line {len(items) + 1}, is not an item "
-                    f"({line[:60].decode('utf-8', 'replace')!r}); save the model again."
-                ) from None
-            if len(items) > expected:
-                break
-    if len(items) != expected:
-        raise InputError(
-            f"{path} holds {count(len(items), 'item')}; expected {expected}. Save the model again."
+def parse_items(rows: Iterable[tuple[Any, ...]], source: Path) -> list[StoredItem]:
+    """Return the items that ``Places.pack`` packed; anything else in the file ``source`` is an ``InputError``."""
+    try:
+        return msgspec.convert(
+            [(*row, _decode(metadata)) if metadata is not None else row for *row, metadata in rows],
+            list[StoredItem],
         )
-    return items
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{source} holds what is not an item ({error}); restore the file.") from None
+
+
+_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for every item
+_decode = msgspec.json.Decoder(Attributes).decode

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diptych._checks import TASKS, InputError, missing_package_error
-from diptych._model_folder import FOR_PEOPLE, RECORD, VERSIONS, Version, current_version
+from diptych._database import FILE
+from diptych._model_folder import VERSIONS
 from diptych._persistence import CONFIG, MAX_JSON_BYTES, library_version, read_entries, real_folder
 from diptych.data._files import explain_hub_errors
 from diptych.retrieval._folder import MODEL_FILES, save_published
+from diptych.retrieval.stores._folder import FOR_PEOPLE, ROWS, list_files
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever
@@ -53,11 +55,12 @@ def push(
             revision=branch,
             commit_message=commit_message,
             allow_patterns=[
-                RECORD,
+                FILE,
                 *FOR_PEOPLE,
+                f"{ROWS}/*",
                 *(f"{VERSIONS}/*/{name}" for name in (CONFIG, *MODEL_FILES)),
             ],
-            delete_patterns=[f"{VERSIONS}/*"],
+            delete_patterns=[f"{VERSIONS}/*", f"{ROWS}/*"],
         )
         return str(commit.commit_url)
 
@@ -87,7 +90,7 @@ def find_model(
         except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError):
             raise
         except Exception:  # the libraries raise many classes of their own
-            if not (folder / RECORD).is_file():
+            if not (folder / FILE).is_file():
                 raise
             return folder
         sizes = {file.rfilename: file.size or 0 for file in info.siblings}
@@ -101,27 +104,28 @@ def _download(
 ) -> None:
     """Download what a model names of itself, which the files with these ``sizes`` must contain."""
 
-    def read(local: str, path: str) -> Version:
-        if sizes.get(path, MAX_JSON_BYTES + 1) > MAX_JSON_BYTES:
+    def read(local: str, path: str, most: float) -> None:
+        if sizes.get(path, most + 1) > most:
             reason = "missing" if path not in sizes else "too large"
             raise InputError(
                 f"{name} is not a model of diptych: {path} is {reason}; give another repository."
             )
         fetch(local_dir=local, allow_patterns=[path])
-        return current_version(local)
 
     with tempfile.TemporaryDirectory() as scratch:
-        version = read(scratch, RECORD)
-        files = f"{VERSIONS}/{version.id}"
-        entries = read_entries(read(scratch, f"{files}/{CONFIG}").path) or {}
+        read(scratch, FILE, 1e9 * max_gigabytes)
+        version, rows = list_files(real_folder(scratch))
+        files = f"{VERSIONS}/{version}"
+        read(scratch, f"{files}/{CONFIG}", MAX_JSON_BYTES)
+        entries = read_entries(Path(scratch, files)) or {}
     wanted = [f"{files}/{file}" for file in (CONFIG, *MODEL_FILES) if file == CONFIG or file in entries]
-    wanted = [file for file in (*wanted, *FOR_PEOPLE) if file in sizes]
+    wanted = [file for file in (*wanted, *rows, *FOR_PEOPLE, FILE) if file in sizes]
     if (size := sum(sizes[file] for file in wanted) / 1e9) > max_gigabytes:
         raise InputError(
             f"{name} has {size:.3g} GB, more than max_gigabytes={max_gigabytes:g}; raise that to download it."
         )
-    fetch(local_dir=folder, allow_patterns=wanted)
-    fetch(local_dir=folder, allow_patterns=[RECORD])  # last, so that readers find all that it names
+    fetch(local_dir=folder, allow_patterns=wanted[:-1])
+    fetch(local_dir=folder, allow_patterns=[FILE])  # last, so that readers find all that it names
 
 
 def _write_front_matter(hub: Any, repo_id: str, license: str, retriever: Retriever) -> str:

@@ -36,19 +36,11 @@ from diptych._checks import (
     plural,
     with_article,
 )
-from diptych._model_folder import Version
 from diptych._progress import progress_bar
 from diptych.retrieval._encoders import Encoders, needs_stored_hkse
 from diptych.retrieval._filters import Where
 from diptych.retrieval._fitted import Fitted, Layout
-from diptych.retrieval._folder import (
-    Base,
-    LoadedModel,
-    load,
-    load_from_store,
-    merge_changes,
-    save,
-)
+from diptych.retrieval._folder import LoadedModel, load, load_from_store, save
 from diptych.retrieval._inputs import (
     Metadata,
     NewItems,
@@ -68,6 +60,7 @@ from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, View, check_un
 from diptych.retrieval._searcher import CurrentModel, Searcher
 from diptych.retrieval.stores import open_store
 from diptych.retrieval.stores._base import ModelChanged, Store
+from diptych.retrieval.stores._folder import Reading
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -212,8 +205,6 @@ class Retriever:
         if not isinstance(keep_features, bool):
             raise InputError(f"keep_features={keep_features!r} is not true or false.")
         self.keep_features, self.device = keep_features, device
-        self.base: Base | None = None
-        self._refits: list[tuple[Any, ...] | None] = []  # their validation pairs, since the last save
         self._writing = threading.RLock()
 
     def __repr__(self) -> str:
@@ -222,10 +213,10 @@ class Retriever:
         parts = [f"{self.views.of(view)} encoder {self.encoders.name(view)}" for view in VIEWS]
         if searcher is None:
             parts.append(repr(self.model))
-        elif not store.shared:  # counting in a database takes a while and may fail, which a repr must not
+        elif not store.address:  # counting in a database takes a while and may fail, which a repr must not
             parts.insert(0, ", ".join(count(store.count(view), self.views.of(view)) for view in VIEWS))
             parts.append(searcher.fitted.description.title)
-        index = self.index if searcher is None or not store.shared else f"{store.kind} ({self.index})"
+        index = self.index if searcher is None or not store.address else f"{store.kind} ({self.index})"
         name = "Retriever, not fitted" if searcher is None else "Retriever"
         return f"<{name}: {'; '.join([*parts, f'index {index}'])}>"
 
@@ -241,7 +232,7 @@ class Retriever:
 
     @property
     def version(self) -> str:
-        """The version of the model in a shared store, as last seen."""
+        """The version of the model in a folder or database, as last seen; empty in memory."""
         return self._current.version
 
     @property
@@ -638,7 +629,6 @@ class Retriever:
         with self._writing:
             new = self._current.run(lambda searcher: refit(searcher, validation), uses_encoders=False)
             self._current.use(new)
-            self._refits = [validation]
         return self
 
     def calibrate(
@@ -773,16 +763,15 @@ class Retriever:
         return Evaluation(rankings, views.dataset.select(rows))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything as a new version of a model folder, atomically.
+        """Write everything to a model folder, in place of what it holds, in one step.
 
-        If other processes have saved to the folder since it was loaded, the items added or removed here are
-        added to or removed from what they saved. If that is impossible, because an id is used twice or the
-        model was fitted on features of other encoders, an ``InputError`` is raised and nothing is written. A
-        retriever that was fitted here replaces what is in the folder.
+        From then on, and after ``load``, the retriever is in that folder: what is added, removed or refitted
+        is on the disk when the call returns, other processes may do so too, and a search finds what they
+        have added. There is nothing more to save; in another folder, ``save`` makes a copy. A ``fit`` begins
+        anew, in memory.
         """
         with self._writing:
-            save(self, folder, self._merge)
-            self._refits = []
+            save(self, folder)
 
     @classmethod
     def load(
@@ -809,7 +798,6 @@ class Retriever:
             only if they are unchanged.
         mmap
             Leave vectors, features and the model on disk and map them: loading takes little time and memory.
-            The checksums of vectors and features are not compared.
         trust_graph
             Read an HNSW file as it is, which FAISS does not make safe for files of strangers; otherwise the
             graph is built again.
@@ -819,8 +807,8 @@ class Retriever:
             For a folder that points to a database: its address, if that has a password or has changed.
         """
         wants_text = needs_stored_hkse(text_encoder)
-        loaded, base = load(folder, mmap=mmap, trust_graph=trust_graph, text=wants_text, index=index)
-        return cls._from_loaded(loaded, image_encoder, text_encoder, device, base)
+        loaded = load(folder, Reading(mmap, trust_graph), text=wants_text, index=index)
+        return cls._from_loaded(loaded, image_encoder, text_encoder, device)
 
     @classmethod
     def connect(
@@ -900,8 +888,8 @@ class Retriever:
     ) -> Retriever:
         """Read a model that others published; nothing in it is executed, and no path in it is opened.
 
-        Only the files of a model are downloaded, to a folder beside the cache of ``huggingface_hub``. The
-        next download replaces what is there, so ``save`` to a folder of your own.
+        Only the files of a model are downloaded, to a folder beside the cache of ``huggingface_hub``. What is
+        changed stays in memory, so ``save`` to a folder of your own.
 
         Parameters
         ----------
@@ -926,27 +914,22 @@ class Retriever:
             raise InputError(f"{images} is not a folder; give the folder that holds the images.")
         folder = find_model(repo_id, revision, token, max_gigabytes)
         wants_text = needs_stored_hkse(text_encoder)
-        loaded, base = load(folder, mmap=mmap, text=wants_text, published=True, images=images)
-        return cls._from_loaded(loaded, image_encoder, text_encoder, device, base)
+        loaded = load(folder, Reading(mmap, published=True, images=images), text=wants_text)
+        return cls._from_loaded(loaded, image_encoder, text_encoder, device)
 
     def info(self) -> dict[str, Any]:
         """Return what is known of the model, as plain data."""
         from diptych.retrieval._description import describe
 
-        return describe(self)
+        return describe(self.searcher, self.keep_features)
 
     @classmethod
     def _from_loaded(
-        cls,
-        loaded: LoadedModel,
-        image_encoder: Any,
-        text_encoder: Any,
-        device: str,
-        base: Base | None = None,
+        cls, loaded: LoadedModel, image_encoder: Any, text_encoder: Any, device: str
     ) -> Retriever:
         retriever, encoders = cls.__new__(cls), loaded.encoders(image_encoder, text_encoder)
         retriever._set_up(loaded.store, encoders, None, loaded.keep_features, device)
-        retriever._current.searcher, retriever.base = loaded.searcher(encoders), base
+        retriever._current.searcher = loaded.searcher(encoders)
         return retriever
 
     def _search(self, search: Search) -> Any:
@@ -981,10 +964,3 @@ class Retriever:
                 self.store, fitted, self.encoders, items, features, self.keep_features, self.model.verbose
             )
             self._current.use(filled)
-            self.base, self._refits = None, []
-
-    def _merge(self, current: Version) -> None:
-        """Apply the changes made here to what others have saved meanwhile, and continue with that."""
-        assert self.base is not None
-        merged = merge_changes(self._current.get(), self.base, current, self._refits)
-        self._current.searcher, self.base, self.keep_features = merged

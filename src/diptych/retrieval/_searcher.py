@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from diptych._checks import TASKS, InputError, Task
+from diptych._checks import TASKS, InputError, Task, UnavailableError
 from diptych._progress import progress_bar
 from diptych.retrieval._calibration import BEST, Calibration, TaskCalibration
 from diptych.retrieval._encoders import Encoders
@@ -28,7 +28,6 @@ from diptych.retrieval.stores._base import (
     RefusedError,
     Store,
     TakenError,
-    UnavailableError,
 )
 
 T = TypeVar("T")
@@ -115,7 +114,7 @@ class Searcher:
 
         def make() -> Contents:
             blocks = (block for task in TASKS for block in self.store.vectors(task, self.version))
-            return new._contents(blocks, new._stored_sample, self.store.keeps_features)
+            return new._contents(blocks, new._stored_sample, self.store.keeps_features, learned=False)
 
         if self.store.shared:
             self.store.replace(make, self.version)
@@ -160,9 +159,13 @@ class Searcher:
             yield from (item_id for item_id in ids if item_id not in taken)
 
     def _contents(
-        self, blocks: Iterator[Block], sample: Callable[[View, int], Floats | None], keep_features: bool
+        self,
+        blocks: Iterator[Block],
+        sample: Callable[[View, int], Floats | None],
+        keep_features: bool,
+        learned: bool = True,
     ) -> Contents:
-        from diptych.retrieval._folder import write_stored_model
+        from diptych.retrieval._folder import write_model
 
         fitted, projectors = self.fitted, self.projectors
 
@@ -177,10 +180,11 @@ class Searcher:
             {task: projectors[task].dimension for task in TASKS},
             {view: fitted.width(view) for view in VIEWS},
             keep_features,
+            learned,
             blocks,
             sample_queries,
             report_recall,
-            lambda folder: write_stored_model(folder, fitted, self.encoders, self.store, keep_features),
+            lambda folder: write_model(folder, self, keep_features),
         )
 
     def _block(self, view: View, items: Sequence[Item], features: Floats) -> Block:
@@ -296,9 +300,9 @@ class CurrentModel:
         return self.get()
 
     def use(self, searcher: Searcher) -> None:
-        """Use a model from now on that was just put into a store."""
+        """Use a model from now on that was just put into a store; of a shared one, without its version, read it."""
         self.searcher, self._refused = searcher, ""
-        if searcher.store.shared:
+        if searcher.store.shared and not searcher.version:
             self._load(searcher, uses_encoders=True)
 
     def run(self, action: Callable[[Searcher], T], *, uses_encoders: bool) -> T:

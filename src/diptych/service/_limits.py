@@ -15,10 +15,10 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from diptych._checks import InputError
+from diptych._checks import InputError, UnavailableError
 from diptych.encoders import UnreadableImage
 from diptych.retrieval._filters import FilterError
-from diptych.retrieval.stores._base import RefusedError, UnavailableError
+from diptych.retrieval.stores._base import RefusedError
 
 log = logging.getLogger("diptych.service")
 

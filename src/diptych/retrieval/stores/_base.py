@@ -8,6 +8,7 @@ run ``tests/retrieval/test_stores.py`` on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -27,10 +28,6 @@ FIRST_STEP = 100
 _GROWTH = 2
 
 T = TypeVar("T")
-
-
-class UnavailableError(InputError):
-    """A shared store cannot be reached now; it may be later."""
 
 
 class RefusedError(InputError):
@@ -79,6 +76,7 @@ class Contents:
     dimensions: Mapping[Task, int]  # columns of the vectors
     widths: Mapping[View, int]  # columns of the features
     keep_features: bool  # of these and later items
+    learned: bool  # whether the model was fitted on all of these items; else new items stay new
     blocks: Iterable[Block]  # all items in order of addition, images before texts; iterated once
     sample_queries: Callable[[Task, int], Floats | None]
     report_recall: Callable[[Task, float], None]
@@ -147,7 +145,7 @@ class Store(Protocol):
     """Items and their vectors, read by any number of threads while one at a time writes."""
 
     kind: str  # for people: "flat", "hnsw", "postgresql", "postgresql, hnsw"
-    address: str  # of the database, without secrets; empty in memory
+    address: str  # of the database, without secrets; empty for a folder and in memory
     dtype: str  # of the vectors: "float32" or "float16"
     shared: bool  # whether other processes use it too: changes are stored at once, and calls take a while
 
@@ -207,10 +205,10 @@ class Store(Protocol):
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
         """Return stored features in the order of ``ids``; None if those of one item are not stored."""
 
-    def read_model(self, folder: Path, names: Sequence[str]) -> str:
-        """Write the stored files of the model with these names to a folder; return the version.
+    def model_files(self, names: Sequence[str]) -> AbstractContextManager[tuple[Path, str]]:
+        """Give a folder with the stored files of the model that have these names, and the model's version.
 
-        Names of files that the model does not have are left out. A store in memory has none.
+        Names of files that the model does not have are left out. A store in memory has no files.
         """
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:

@@ -149,11 +149,19 @@ class VectorIndex:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, vectors: Floats, keys: Keys) -> VectorIndex:
-        """Return an index over arrays as they lie, memory-mapped ones included."""
+    def of(cls, vectors: Floats, keys: Keys, rows: Keys | None = None) -> VectorIndex:
+        """Return an index over arrays as they lie, memory-mapped ones included.
+
+        ``rows`` are those of the keys, ascending; None: all rows. Where some are missing, a chunk is copied.
+        """
         index = cls(int(vectors.shape[1]), str(vectors.dtype))
-        whole, step = Chunk(vectors, keys), index._chunk_rows
-        index._state = _State(tuple(whole.at(slice(s, s + step)) for s in range(0, len(keys), step)))
+        step, rows = index._chunk_rows, np.arange(len(keys)) if rows is None else rows
+        chunks = []
+        for some in (slice(start, start + step) for start in range(0, len(keys), step)):
+            first, last = int(rows[some][0]), int(rows[some][-1])
+            whole = last - first + 1 == len(rows[some])
+            chunks.append(Chunk(vectors[first : last + 1] if whole else vectors[rows[some]], keys[some]))
+        index._state = _State(tuple(chunks))
         return index
 
     def __len__(self) -> int:

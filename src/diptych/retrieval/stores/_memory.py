@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from diptych._checks import TASKS, Task, check_choice
+from diptych._checks import TASKS, InputError, Task, check_choice
 from diptych.retrieval._filters import Filter, check_metadata_keys
 from diptych.retrieval._items import (
     SEARCHED,
@@ -40,15 +40,13 @@ class ItemTable:
     Items from a file stay as they are stored there; each is unpacked with ``places`` when it is asked for.
     """
 
-    def __init__(self, items: Sequence[Item | StoredItem] = (), places: Places | None = None) -> None:
+    def __init__(self, places: Places | None = None) -> None:
         self._items: dict[int, Item | StoredItem] = {}
-        self._places = places
+        self.places = places
         self._keys: dict[str, int] = {}
         self._captions: dict[str, list[int]] = {}
         self._columns = {view: Columns(view, self._items) for view in VIEWS}
         self.next_key = 0
-        self.removed: list[tuple[int, str]] = []  # keys and ids, until the items are saved without them
-        self.add(items)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -104,23 +102,24 @@ class ItemTable:
         if not self._keys.keys().isdisjoint(ids):
             raise TakenError(next(item.id for item in items if item.id in self._keys))
 
-    def add(self, items: Sequence[Item | StoredItem]) -> Keys:
+    def add(self, items: Sequence[Item | StoredItem], keys: Keys | None = None) -> Keys:
+        """Add items under ``keys``, none of which was used before; None: under the next ones. Return them."""
         self.check_new(items)
-        keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
+        if keys is None:
+            keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
         pairs = list(zip(keys.tolist(), items, strict=True))
         self._items.update(pairs)
         self._keys.update((item.id, key) for key, item in pairs)
         for key, item in pairs:
             if item.image is not None:
                 self._captions.setdefault(item.image, []).append(key)
-        self.next_key += len(items)
+        self.next_key = max(self.next_key, int(keys.max(initial=-1)) + 1)
         return keys
 
     def remove(self, keys: Sequence[int]) -> None:
         for key in keys:
             item = self._items.pop(key)
             del self._keys[item.id]
-            self.removed.append((key, item.id))
             if item.image is not None:
                 captions = self._captions[item.image]
                 captions.remove(key)
@@ -140,8 +139,8 @@ class ItemTable:
         """Return an item as it is shown, from what is stored of it."""
         if isinstance(item, Item):
             return item
-        assert self._places is not None
-        return self._places.unpack(item)
+        assert self.places is not None
+        return self.places.unpack(item)
 
 
 class MemoryStore:
@@ -202,28 +201,51 @@ class MemoryStore:
 
     def add(self, blocks: Sequence[Block], version: str = "") -> None:
         with self._writing:
-            self.table.check_new([item for block in blocks for item in block.items])
-            for block in blocks:  # before anything is changed
-                self.indexes[TASK_OF[block.view]].convert(block.vectors)
+            self.check_new(blocks)
             for block in blocks:
-                # The item before its vector, so that no search meets a vector without its item.
-                keys = self.table.add(block.items)
-                if block.features is not None and block.view in self.kept:
-                    self.kept[block.view].add(keys, block.features)
-                self.indexes[TASK_OF[block.view]].add(keys, block.vectors)
+                self.put(block.view, block.items, block.vectors, block.features)
+
+    def check_new(self, blocks: Sequence[Block]) -> None:
+        """Refuse items that ``add`` cannot add, before anything is changed."""
+        self.table.check_new([item for block in blocks for item in block.items])
+        for block in blocks:
+            self.indexes[TASK_OF[block.view]].convert(block.vectors)
+
+    def put(
+        self,
+        view: View,
+        items: Sequence[Item | StoredItem],
+        vectors: Floats,
+        features: Floats | None,
+        keys: Keys | None = None,
+    ) -> None:
+        """Add items of a view with their rows, under ``keys`` or the next ones."""
+        # The item before its vector, so that no search meets a vector without its item.
+        keys = self.table.add(items, keys)
+        if features is not None and view in self.kept:
+            self.kept[view].add(keys, features)
+        self.indexes[TASK_OF[view]].add(keys, vectors)
 
     def remove(self, ids: Sequence[str]) -> int:
         with self._writing:
-            keys: set[int] = set()
-            for item_id in ids:
-                if (key := self.table.key(item_id)) is None:
-                    raise unknown_item(item_id)
-                keys |= {key, *self.table.caption_keys(item_id)}
-            removed = np.array(sorted(keys), np.int64)
-            for index in (*self.indexes.values(), *self.kept.values()):
-                index.remove(removed)
-            self.table.remove(removed.tolist())
-        return len(removed)
+            keys = self.keys_to_remove(ids)
+            self.drop(keys)
+        return len(keys)
+
+    def keys_to_remove(self, ids: Iterable[str]) -> Keys:
+        """Return the keys of items and of their captions; unknown ids are refused."""
+        keys: set[int] = set()
+        for item_id in ids:
+            if (key := self.table.key(item_id)) is None:
+                raise unknown_item(item_id)
+            keys |= {key, *self.table.caption_keys(item_id)}
+        return np.array(sorted(keys), np.int64)
+
+    def drop(self, keys: Keys) -> None:
+        """Remove the items under some keys."""
+        for index in (*self.indexes.values(), *self.kept.values()):
+            index.remove(keys)
+        self.table.remove(keys.tolist())
 
     def items(
         self,
@@ -264,8 +286,8 @@ class MemoryStore:
         rows = np.asarray(self.kept[view].vectors_of(ascending), np.float32)
         return rows[places] if len(rows) == len(ascending) else None
 
-    def read_model(self, folder: Path, names: Sequence[str]) -> str:
-        return ""
+    def model_files(self, names: Sequence[str]) -> AbstractContextManager[tuple[Path, str]]:
+        raise InputError("a model in memory has no files; save it first.")
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> MemoryStore:
         contents, refit = make(), version is not None
@@ -286,10 +308,10 @@ class MemoryStore:
             if self.kind == "hnsw" and len(index):
                 contents.report_recall(task, index.build_graph(contents.sample_queries(task, _SAMPLE)).recall)
         return MemoryStore(
-            self.kind, self.dtype, table=table, indexes=indexes, kept=kept, learned=table.next_key
+            self.kind,
+            self.dtype,
+            table=table,
+            indexes=indexes,
+            kept=kept,
+            learned=table.next_key if contents.learned else self.learned,
         )
-
-    def changes_since(self, first_key: int) -> tuple[list[str], list[Item]]:
-        """Return the ids removed and the items added since the next key was ``first_key``."""
-        removed = [item_id for key, item_id in self.table.removed if key < first_key]
-        return removed, [item for key, item in self.table if key >= first_key]

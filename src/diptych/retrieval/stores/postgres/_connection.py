@@ -22,9 +22,9 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool
 
-from diptych._checks import InputError
+from diptych._checks import InputError, UnavailableError
 from diptych.retrieval._filters import MAX_INTEGER, MIN_INTEGER
-from diptych.retrieval.stores._base import RefusedError, UnavailableError
+from diptych.retrieval.stores._base import RefusedError
 
 # The parts of an address that a model folder may contain: nothing secret, and no names of local files.
 _SAVED = ("user", "host", "port", "dbname", "sslmode")

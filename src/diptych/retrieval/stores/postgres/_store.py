@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -227,14 +227,17 @@ class PostgresStore:
 
         return self._read(query)
 
-    def read_model(self, folder: Path, names: Sequence[str]) -> str:
-        """Write the stored files of the model with these names to a folder; return the version."""
+    @contextmanager
+    def model_files(self, names: Sequence[str]) -> Iterator[tuple[Path, str]]:
+        """Give a folder with the stored files of the model that have these names, and the model's version."""
+        with tempfile.TemporaryDirectory() as scratch:
 
-        def query(connection: Connection, current: Version) -> str:
-            _read_files(connection, self._address, current, names, folder)
-            return current.name
+            def query(connection: Connection, current: Version) -> str:
+                _read_files(connection, self._address, current, names, Path(scratch))
+                return current.name
 
-        return self._read(query)
+            version = self._read(query)
+            yield Path(scratch), version
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> PostgresStore:
         """Load a model and all vectors beside the stored ones, then put them in use in one step."""
@@ -373,6 +376,8 @@ def _load_version(
         _fill_tables(connection, address, contents, new, previous)
         _write_files(connection, contents, new, previous)
         first_new_key = next_key(connection, new)
+        if previous is not None and not contents.learned:
+            first_new_key = previous.first_new_key or 0
     except BaseException:
         with suppress(psycopg.Error):
             drop_unused(connection, schema, wait=False)
