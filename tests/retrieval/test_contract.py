@@ -1,5 +1,6 @@
 """What every retriever does, whatever its model, its encoders, what it is given, and where its items are."""
 
+import shutil
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,7 +68,7 @@ class Case:
             keep = {"keep_features": True, "front_matter": ""}
             save_published(self.retriever, folder, "ada/model", **keep)
             return Retriever.from_pretrained(folder, *self.encoders, **options)
-        if self.retriever.store.shared:
+        if self.retriever.store.address:
             return Retriever.connect(self.retriever.index, *self.encoders)
         self.retriever.save(folder)
         return Retriever.load(folder, *self.encoders, **options)
@@ -159,13 +160,14 @@ in_a_database_too = pytest.mark.parametrize("case", [*MEMORY, "postgresql"], ind
 
 
 @pytest.fixture(params=MEMORY)
-def case(request, variants, saved):
-    """A variant that may be changed: loaded from a folder, or in a schema of its own."""
+def case(request, variants, saved, tmp_path):
+    """A variant that may be changed: in a copy of its folder, or in a schema of its own."""
     name = request.param
     if name == "postgresql":
         return variants[name](request.getfixturevalue("fresh")())
     case, folder = saved(name, variants[name])
-    return replace(case, retriever=Retriever.load(folder, *case.encoders))
+    shutil.copytree(folder, tmp_path / "case")
+    return replace(case, retriever=Retriever.load(tmp_path / "case", *case.encoders))
 
 
 def names(hits):
@@ -369,7 +371,7 @@ def test_a_refit_learns_from_what_was_added(case, tmp_path):
     assert again.fitted.learned.moments().count == pairs + NEW
     assert again.views == grown.views
     assert_same_answers(case, again, retriever)
-    if not grown.store.shared:  # pairs that were saved before are learned from as well
+    if not grown.store.address:  # pairs that were saved before are learned from as well
         assert_same_answers(case, grown.refit(), retriever)
     # Without anything new nothing changes, but for what a fusion carries over.
     assert_same_answers(replace(case, tolerance=max(2e-3, case.tolerance)), again.refit(), grown)
@@ -394,7 +396,7 @@ def test_it_is_opened_again_with_all_its_changes(case, tmp_path):
 
 @in_a_database_too
 def test_a_published_model_answers_alike_and_can_be_changed(case, tmp_path):
-    if case.retriever.store.shared:
+    if case.retriever.store.address:
         with pytest.raises(InputError, match="items of this model are in a database and are not published"):
             case.open_again(tmp_path / "model", published=True)
         return
