@@ -3,14 +3,15 @@
 SQLite keeps the items, the name of the current version of the model, and how many rows of the row files are
 valid. Its transactions are the only lock and the only journal of such a folder.
 
-**Settings.** The journal is SQLite's write-ahead log, so that searches never wait for a writer: a search only
-looks at a counter (``data_version``, some microseconds). ``synchronous=FULL`` flushes each commit to the disk.
-One durable addition takes half the time of one with the classic rollback journal, which flushes four times
-(``python benchmarks/collection.py`` measures both). Processes on several machines cannot share the memory that the
-log needs, so all processes that use a folder run on one machine; the folder itself may lie on a network. The
-log is folded into the file when the last process closes it; until then a copy of the folder must include
-``items.sqlite-wal``. Copying a folder while it is written may give a damaged copy: use ``Retriever.save``.
-Where nothing may be written, the file is read as it is.
+**Settings.** The journal is SQLite's write-ahead log, so that searches never wait for a writer: a search
+only looks at a counter (``data_version``, some microseconds). ``synchronous=FULL`` flushes each commit to the
+disk. One durable addition takes half the time of one with the classic rollback journal, which flushes four
+times (``python benchmarks/collection.py`` measures both). Processes on several machines cannot share the
+memory that the log needs, so all processes that use a folder run on one machine. A writer waits up to a
+minute for another, in steps of a second, so that Ctrl+C ends it. Where nothing may be written, the file is
+read as it is. The log is folded into the file when the last process closes it; until then a copy of the
+folder must include ``items.sqlite-wal``. Copying a folder while it is written may give a damaged copy, which
+``Retriever.save`` to another folder never does.
 
 **Trust.** A file of a stranger can hold anything. Only the statements below may be its schema, so it has no
 views and triggers; rows are bounded, and every value is checked by its reader.

@@ -11,8 +11,8 @@ A retriever has ``items.sqlite`` in place of the last two (``diptych._database``
 ``diptych.retrieval.stores._folder``, which describes its other files).
 
 **Writers** take the lock, write a new version beside the current one, flush it to the disk and replace the
-record, all in ``new_version``. The lock belongs to the operating system (``filelock``) and disappears with its
-process. The next writer removes what a killed writer left.
+record, all in ``new_version``. The lock belongs to the operating system (``filelock``) and disappears with
+its process. The next writer removes what a killed writer left.
 
 **Other files in the folder stay.** A model is saved only to a new or empty folder, or to one with a record of
 its kind. Removed are versions that the record names, of these only the files that their configs name. Nothing

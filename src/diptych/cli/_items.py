@@ -161,7 +161,6 @@ def info(model: opt.Model, *, run: RunOptions) -> None:
     Example: `diptych info model`
     """
     from diptych.retrieval import Retriever
-
     from diptych.retrieval._folder import check_files
 
     content = Retriever.load(model, mmap=True).info()

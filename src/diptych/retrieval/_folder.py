@@ -266,7 +266,8 @@ def load(
         kind = read_json(version.path / CONFIG).get("format")
         if kind == f"diptych-{KIND}":
             raise InputError(
-                f"{version.folder} was saved by an earlier version of diptych and is no longer read; fit again."
+                f"{version.folder} was saved by an earlier version of diptych, whose folders are no longer "
+                "read; fit again."
             )
         if kind == "diptych-awcca":
             raise InputError(
@@ -279,7 +280,7 @@ def load(
             raise InputError(
                 f"{version.folder} holds its items itself; index= is for folders that name a database."
             )
-        store: Store = FolderStore(version.folder, reading)
+        store = FolderStore(version.folder, reading)
         loaded = load_from_store(store, text=text)
         return replace(loaded, store=store.resident, version="") if reading.published else loaded
     if reading.published:

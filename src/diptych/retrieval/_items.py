@@ -209,7 +209,7 @@ def unknown_item(item_id: object) -> InputError:
     return InputError(f"there is no item {item_id!r}; ids are those given when items were added.")
 
 
-_UPLOAD = r"\A[0-9a-f]{64}-[0-9a-f]{8}(\.[0-9a-z]{1,10})?\Z"
+UPLOAD_NAME = r"\A[0-9a-f]{64}-[0-9a-f]{8}(\.[0-9a-z]{1,10})?\Z"
 """The name of an upload: its SHA-256, a number, and for other files than images their suffix."""
 
 
@@ -232,7 +232,7 @@ class StoredItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
     path: str | None
     text: str | None
     image: str | None
-    upload: Annotated[str, msgspec.Meta(pattern=_UPLOAD)] | None
+    upload: Annotated[str, msgspec.Meta(pattern=UPLOAD_NAME)] | None
     metadata: Attributes = {}
 
 
@@ -302,7 +302,7 @@ class Places:
         path, upload = item.path, None
         if path is not None:
             folder, name = os.path.split(path)
-            if folder == str(self.folder / UPLOADS) and re.match(_UPLOAD, name):
+            if folder == str(self.folder / UPLOADS) and re.match(UPLOAD_NAME, name):
                 path, upload = None, name
             elif self.images is not None and path.startswith(start := os.path.join(self.images, "")):
                 path = path[len(start) :]
@@ -357,7 +357,7 @@ def file_name(name: str) -> str:
 
 
 def parse_items(rows: Iterable[tuple[Any, ...]], source: Path) -> list[StoredItem]:
-    """Return the items that ``Places.pack`` packed; anything else in the file ``source`` is an ``InputError``."""
+    """Return the items that ``Places.pack`` packed; anything else in a file is an ``InputError``."""
     try:
         return msgspec.convert(
             [(*row, _decode(metadata)) if metadata is not None else row for *row, metadata in rows],

@@ -300,7 +300,7 @@ class CurrentModel:
         return self.get()
 
     def use(self, searcher: Searcher) -> None:
-        """Use a model from now on that was just put into a store; of a shared one, without its version, read it."""
+        """Use a model from now on that was just put into a store; read it if its version is not known."""
         self.searcher, self._refused = searcher, ""
         if searcher.store.shared and not searcher.version:
             self._load(searcher, uses_encoders=True)

@@ -128,7 +128,7 @@ def create_app(
         if image_encoder is not None or text_encoder is not None:
             raise InputError("a retriever has its own encoders; leave out image_encoder and text_encoder.")
         model.info()  # an error if it is not fitted
-        version = "memory" if model.base is None else model.base.version.id
+        version = model.version or "memory"
         holder = ModelHolder(LoadedModel(model, "diptych", version, send_files=send_files))
     else:
         holder = ModelHolder.open(

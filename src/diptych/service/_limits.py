@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from diptych._checks import InputError, UnavailableError
+from diptych._database import MovedError
 from diptych.encoders import UnreadableImage
 from diptych.retrieval._filters import FilterError
 from diptych.retrieval.stores._base import RefusedError
@@ -119,16 +120,6 @@ class UnreadableFile(InputError):  # noqa: N818, the name describes the file
     """An encoder that reads files or texts of the first view itself cannot read one."""
 
 
-class MovedError(InputError):
-    """The model folder was removed, replaced or moved while it was served."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the model folder was removed, replaced or moved while it was served, so changes are refused; "
-            "restart the server."
-        )
-
-
 class Slots:
     """A context manager for a limited number of calls at once; one more is refused as busy."""
 
@@ -172,13 +163,17 @@ def as_problem(error: Exception) -> Problem:
     if isinstance(error, UnreadableFile):
         return Problem(422, "unreadable-file", str(error))
     if isinstance(error, UnavailableError):
-        # The error's own message names the address of the database, which clients must not see.
+        # The error's own message names the folder or the database, which clients must not see.
         return busy("the database is unreachable, or the model is being replaced")
     if isinstance(error, RefusedError):
         log.warning("%s", error)
         return Problem(422, "bad-input", "the database refused this request; the server's log says why.")
     if isinstance(error, MovedError):
-        return Problem(507, "disk", str(error))
+        return Problem(
+            507,
+            "disk",
+            "the model folder was removed, replaced or moved, so it takes no changes; restart the server.",
+        )
     if isinstance(error, FilterError):
         return Problem(422, "bad-filter", str(error)[:MAX_DETAIL])
     if isinstance(error, InputError):

@@ -21,18 +21,18 @@ import msgspec
 import numpy as np
 
 from diptych._checks import TASKS, InputError, ViewNames, count, plural
-from diptych._model_folder import JOURNAL, ChangedError, find_current
+from diptych._model_folder import current_version
 from diptych._persistence import real_folder
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
 from diptych.retrieval import Hit, Hits, Item, Retriever
 from diptych.retrieval._filters import elements, is_number
 from diptych.retrieval._inputs import join_blocks
 from diptych.retrieval._items import VIEWS, View
-from diptych.retrieval.stores._base import UnavailableError
+from diptych.retrieval.stores._folder import FOR_PEOPLE, FolderStore
 from diptych.service._files import MEDIA_TYPES, Media, encode_first_view, media_of, suffix, temporary_file
-from diptych.service._limits import Limits, UnreadableFile
+from diptych.service._limits import UnreadableFile
 from diptych.service._schemas import Matrix
-from diptych.service._writes import Writer, read_entries
+from diptych.service._writes import Writer
 
 log = logging.getLogger("diptych.service")
 
@@ -60,7 +60,7 @@ class LoadedModel:
 
     retriever: Retriever
     name: str
-    folder_version: str
+    version: str
     card: str = ""
     send_files: bool = False
     _description: dict[str, Any] = field(default_factory=dict)
@@ -71,13 +71,17 @@ class LoadedModel:
     ) -> LoadedModel:
         """Load a model folder."""
         retriever = Retriever.load(folder, image_encoder, text_encoder)
-        assert retriever.base is not None
-        version, text = retriever.base.version, ""
-        card = version.path / "README.md"
-        with suppress(OSError):  # another version has just replaced it, and will be loaded next
+        return cls.of(retriever, folder, send_files=send_files)
+
+    @classmethod
+    def of(cls, retriever: Retriever, folder: Path, *, send_files: bool) -> LoadedModel:
+        """Return the model of a folder that a retriever has loaded."""
+        text = ""
+        with suppress(InputError, OSError):  # another version has just replaced it, and will be loaded next
+            card = current_version(folder).path / FOR_PEOPLE[0]
             if card.is_file() and not card.is_symlink() and card.stat().st_size <= MAX_CARD_BYTES:
                 text = card.read_text("utf-8", errors="replace")
-        return cls(retriever, Path(folder).absolute().name, version.id, text, send_files)
+        return cls(retriever, Path(folder).absolute().name, retriever.version, text, send_files)
 
     def __post_init__(self) -> None:
         """Tell the operator of missing encoders."""
@@ -112,11 +116,6 @@ class LoadedModel:
         items = islice(self.retriever.store.items("image"), _FACET_ITEMS)
         suffixes = {suffix(item.path) for item in items if item.path is not None} - {""}
         return frozenset(suffixes or MEDIA_TYPES)
-
-    @property
-    def version(self) -> str:
-        """The version of the folder and of the database, if there is one."""
-        return "-".join(filter(None, (self.folder_version, self.retriever.version)))
 
     @property
     def weighting(self) -> str:
@@ -260,33 +259,27 @@ class LoadedModel:
 
 
 class ModelHolder:
-    """Holds the loaded model, ``current``, and replaces it when a new version is saved to its folder.
+    """Holds the loaded model, ``current``, and replaces it when its folder or database has another.
 
-    A request reads ``current`` once and uses that version to the end. The lock ``writing`` is taken to change
-    items and to replace the model. Without ``load`` the model is never replaced, without ``writer`` its items
-    never change.
+    A request reads ``current`` once and uses that to the end. Without ``load`` the model is never replaced,
+    without ``writer`` its items never change.
     """
 
     def __init__(
         self,
         model: LoadedModel,
         *,
-        folder: Path | None = None,
         load: Callable[[], LoadedModel] | None = None,
+        folder: Path | None = None,
         writer: Writer | None = None,
     ) -> None:
         self.current, self.writer = model, writer
-        self._folder, self._load = folder, load
-        self._database_version = model.retriever.version
-        self._refused = ""
-        self.writing = asyncio.Lock()
+        self._load, self._folder, self._failure = load, folder, ""
         self.reloads = {"loaded": 0, "failed": 0}
 
     @classmethod
-    def open(
-        cls, folder: Path, *, writable: bool = False, limits: Limits | None = None, **options: Any
-    ) -> ModelHolder:
-        """Load a model folder as ``LoadedModel.load`` does; if ``writable``, also its journal."""
+    def open(cls, folder: Path, *, writable: bool = False, **options: Any) -> ModelHolder:
+        """Load a model folder as ``LoadedModel.load`` does; if ``writable``, items may be changed."""
         if writable:  # changes go to this folder, even if a link to it is changed later
             folder = real_folder(folder)
 
@@ -294,84 +287,49 @@ class ModelHolder:
             return LoadedModel.load(folder, **options)
 
         model = load()
-        if not writable:
-            entries, _ = read_entries(real_folder(folder) / JOURNAL)
-            base = model.retriever.base
-            if unsaved := sum(base is None or entry.n > base.journal for entry in entries):
-                log.warning("%d changes in the journal of %s are ignored without --writable", unsaved, folder)
-            return cls(model, folder=folder, load=load)
-        writer = Writer(folder, limits)
-        if replayed := writer.replay(model.retriever):
-            log.info("replayed %d entries of the journal", replayed)
-        return cls(model, folder=folder, load=load, writer=writer)
+        writer = Writer(folder, model.retriever) if writable else None
+        return cls(model, load=load, folder=folder, writer=writer)
 
     async def watch(self, seconds: float = 1.0) -> None:
-        """Look for a new version every few seconds, forever."""
+        """Look for a new model every few seconds, forever."""
         while True:
             await asyncio.sleep(seconds)
             await self.refresh()
 
     async def refresh(self) -> bool:
-        """Load the folder's version if it is a new one; return whether that was done."""
-        if self._load is None or self._find_new_version() is None:
+        """Load the model that is current now, if it is another; return whether that was done."""
+        if self._load is None:
             return False
-        async with self.writing:
-            if (version := self._find_new_version()) is None:  # this server has saved it itself
-                return False
-            try:
-                model = await asyncio.to_thread(self._load_and_replay)
-            except (InputError, OSError) as error:
-                if isinstance(error, InputError):  # other errors may go away
-                    self._refused = version
+        try:
+            model = await asyncio.to_thread(self._find_new)
+        except (InputError, OSError) as error:
+            if str(error) != self._failure:
                 self.reloads["failed"] += 1
-                log.error("the new version cannot be loaded, and the old one stays: %s", error)
-                return False
-            self._database_version = model.retriever.version
-            self.current = model
+                log.error("the new model cannot be loaded: %s", error)
+            self._failure = str(error)
+            return False
+        self._failure = ""
+        if model is None:
+            return False
+        self.current = model
         self.reloads["loaded"] += 1
         log.info("loaded version %s", model.version)
         return True
 
-    def save(self) -> None:
-        """Save the journal's changes with the model, unless another version is in the folder by now."""
-        if self.writer is None:
-            return
-        try:
-            self.writer.save(self.current.retriever)
-        except UnavailableError as error:
-            log.warning("unused uploads are not deleted yet: %s", error)
-        except (ChangedError, FileNotFoundError):
-            log.warning("%s has another version by now; the changes stay in the journal", self._folder)
-        except (InputError, OSError) as error:
-            log.error("the changes could not be saved and stay in the journal: %s", error)
-
-    def _load_and_replay(self) -> LoadedModel:
+    def _find_new(self) -> LoadedModel | None:
+        """Return the model that is current now; None if it is the loaded one."""
         assert self._load is not None
-        if self.writer is None:
+        assert self._folder is not None
+        model, store = self.current, self.current.retriever.store
+        if isinstance(store, FolderStore) and not store.is_in(real_folder(self._folder)):
+            # A writable server stays with the folder that it was started on.
+            if self.writer is not None or not self._folder.exists():
+                return None
             return self._load()
-        self.writer.journal.check_in_place()
-        model = self._load()
-        self.writer.replay(model.retriever)
-        return model
-
-    def _find_new_version(self) -> str | None:
-        """Return the version in the folder, or in its database, if it is neither loaded nor refused."""
-        if self._folder is None:
+        model.retriever.searcher  # noqa: B018, it loads another model
+        if model.retriever.version == model.version:
             return None
-        try:
-            if self.writer is not None:
-                self.writer.journal.check_in_place()
-            current = find_current(self._folder)
-        except (InputError, OSError) as error:
-            version = f"unreadable: {error}"
-        else:
-            if current is None:
-                return None
-            base, database = self.current.retriever.base, self.current.retriever.version
-            if base is not None and current.id == base.version.id and database == self._database_version:
-                return None
-            version = f"{current.id} {database}"
-        return version if version != self._refused else None
+        return LoadedModel.of(model.retriever, self._folder, send_files=model.send_files)
 
 
 def _to_json(value: Any) -> Any:

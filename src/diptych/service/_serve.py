@@ -27,7 +27,6 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from diptych._checks import InputError, count
-from diptych._model_folder import lock_for_serving
 from diptych.service._app import build_app
 from diptych.service._limits import Limits
 from diptych.service._model import ModelHolder
@@ -71,12 +70,9 @@ def serve(
     _log_to_stderr(quiet)
     with _interrupt_once(), contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(listen(host, port)))
-        if writable:
-            stack.enter_context(lock_for_serving(folder))
         holder = ModelHolder.open(
             folder,
             writable=writable,
-            limits=limits,
             image_encoder=image_encoder,
             text_encoder=text_encoder,
             send_files=send_files,

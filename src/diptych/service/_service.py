@@ -78,7 +78,7 @@ class Service:
         self.images = Images(self.limits)
         self._encoding = asyncio.Semaphore(self.limits.decoders)
         self._images_waiting = Slots(self.limits.waiting, "many files are waiting to be encoded")
-        self._saving: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()  # one change at a time, so that searches keep their threads
         self._item_count: asyncio.Future[int] | None = None
         for name, about, read in (
             ("diptych_items", "Items of the index; NaN: they cannot be counted now.", self._read_count),
@@ -105,25 +105,18 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run decoders and look for new versions; at the end, save all changes."""
+        """Run decoders and look for new models."""
         self.images.start()
         watch = asyncio.create_task(self.holder.watch(self.watch_seconds))
         try:
             yield
         finally:
             watch.cancel()
-            if self._saving is not None:
-                await asyncio.wait([self._saving])
-            try:
-                await asyncio.to_thread(self.holder.save)
-            finally:
-                self.images.close()
-                self.batcher.close()
-                if self.holder.writer is not None:
-                    self.holder.writer.journal.close()
+            self.images.close()
+            self.batcher.close()
 
     async def look_up(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that looks up items: in a thread if they are in a database."""
+        """Call a function that looks up items: in a thread, unless they are in memory alone."""
         if self.model.retriever.store.shared:
             return await self.batcher.run(function, *args, **kwargs)
         return function(*args, **kwargs)
@@ -299,21 +292,17 @@ class Service:
             nouns = " nor ".join(with_article(model.noun(view)) for view in VIEWS)
             raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
         rows, caption_rows = await self._encode_addition(model, body, source)
-        async with self.holder.writing:
+        async with self._writing:
             if self.model is not model:  # the new version may need other features
                 rows, caption_rows = await self._encode_addition(self.model, body, source)
             image = None if rows is None else (source, rows)
             captions = body.all_captions
-            ids = await self._change(self.writer.add, image, captions, body.id, body.metadata, caption_rows)
-        self._save_if_due()
-        return ids
+            return await self._change(self.writer.add, image, captions, body.id, body.metadata, caption_rows)
 
     async def remove(self, item_id: str) -> int:
         """Remove an item, an image together with its captions; return how many items."""
-        async with self.holder.writing:
-            removed = await self._change(self.writer.remove, item_id)
-        self._save_if_due()
-        return removed
+        async with self._writing:
+            return await self._change(self.writer.remove, item_id)
 
     async def _encode_addition(
         self, model: LoadedModel, body: schemas.AddRequest, source: Upload | str | None
@@ -339,20 +328,6 @@ class Service:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise Problem(507, "disk", f"the change could not be written to disk ({reason}).") from None
-
-    def _save_if_due(self) -> None:
-        """Save the changes in the background once there are many of them."""
-        if not self.writer.is_due or (self._saving is not None and not self._saving.done()):
-            return
-
-        async def save() -> None:
-            async with self.holder.writing:
-                try:
-                    await asyncio.to_thread(self.holder.save)
-                except Exception:
-                    log.exception("the changes could not be saved; they stay in the journal")
-
-        self._saving = asyncio.create_task(save())
 
 
 def _check_encoder(model: LoadedModel, view: View) -> None:

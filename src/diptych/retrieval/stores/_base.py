@@ -144,10 +144,16 @@ def search_in_steps(
 class Store(Protocol):
     """Items and their vectors, read by any number of threads while one at a time writes."""
 
-    kind: str  # for people: "flat", "hnsw", "postgresql", "postgresql, hnsw"
     address: str  # of the database, without secrets; empty for a folder and in memory
-    dtype: str  # of the vectors: "float32" or "float16"
     shared: bool  # whether other processes use it too: changes are stored at once, and calls take a while
+
+    @property
+    def kind(self) -> str:
+        """How vectors are searched, for people: "flat", "hnsw", "postgresql", "postgresql, hnsw"."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the vectors: "float32" or "float16"."""
 
     @property
     def keeps_features(self) -> bool:

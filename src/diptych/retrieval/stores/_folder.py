@@ -74,7 +74,6 @@ from diptych._persistence import (
 from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import (
     COLUMNS,
-    SEARCHED,
     TASK_OF,
     VIEWS,
     Item,
@@ -84,7 +83,7 @@ from diptych.retrieval._items import (
     View,
     parse_items,
 )
-from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, ModelChanged, State
+from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, ModelChanged, State, Store
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
 
@@ -109,8 +108,8 @@ class Layout(Schema, frozen=True):
     """What the database knows of the files of rows, and of the items as a whole.
 
     ``vectors`` and ``features`` are the first part of the files' names; without features there are no widths.
-    ``rows`` are the valid rows of each view, holes included. Items with keys below ``learned`` were there when
-    the model was fitted.
+    ``rows`` are the valid rows of each view, holes included. Items with keys below ``learned`` were there
+    when the model was fitted.
     """
 
     kind: Literal["flat", "hnsw"]
@@ -182,9 +181,7 @@ class FolderStore:
     shared = True
     address = ""
 
-    def __init__(
-        self, folder: Path, reading: Reading = Reading(), *, loaded: Loaded | None = None  # noqa: B008
-    ) -> None:
+    def __init__(self, folder: Path, reading: Reading = Reading(), *, loaded: Loaded | None = None) -> None:
         self.folder, self.reading = folder, reading
         self._writing, self._syncing = threading.RLock(), threading.RLock()
         self._database = Database(folder, immutable=reading.published)
@@ -358,7 +355,7 @@ class FolderStore:
             self.compact()
         return len(keys)
 
-    def replace(self, make: Callable[[], Contents], version: str | None = None) -> FolderStore | MemoryStore:
+    def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:
         """Put another model in place of the stored one, for the same items.
 
         Without ``version``, return a store in memory with new items, to be written to a folder.
@@ -473,7 +470,9 @@ class FolderStore:
         for view in VIEWS:
             some = [item for item in items if item.view == view]
             if some:
-                keys, rows_of = (np.array([getattr(item, n) for item in some], np.int64) for n in ("key", "row"))
+                keys, rows_of = (
+                    np.array([getattr(item, n) for item in some], np.int64) for n in ("key", "row")
+                )
                 blocks = {
                     name: _read_rows(self.folder, file, dtype, width, rows_of)
                     for name, (file, dtype, width) in layout.files(view).items()
@@ -516,7 +515,7 @@ class FolderStore:
                 array = _map_rows(self.folder, file, dtype, (layout.rows[view], width))
                 if not self.reading.mmap:
                     array = np.array(array)
-                    # A sum needs no second array of this size; rows that are mapped are checked when searched.
+                    # A sum needs no second array of this size. Mapped rows are checked in a search.
                     sums = array.sum(axis=-1, dtype=np.float64)
                     if not np.isfinite(sums[rows]).all():
                         raise InputError(
@@ -524,9 +523,9 @@ class FolderStore:
                         )
                 index = VectorIndex.of(array, keys, rows)
                 if name in TASKS:
-                    indexes[name] = index  # type: ignore[index]
+                    indexes[name] = index
                 else:
-                    kept[name] = index  # type: ignore[index]
+                    kept[view] = index
         for task, index in indexes.items() if layout.kind == "hnsw" else ():
             if len(index) and not (self.reading.trust_graph and _read_graph(version.path, task, index)):
                 index.build_graph()
@@ -740,7 +739,8 @@ def _write_rows(
     folder: Path, layout: Layout, store: MemoryStore, rows: Mapping[View, Keys], only: Iterable[str] = ()
 ) -> None:
     """Write the rows of a store's items to new files: the vectors and features of a view's n-th item to row n
-    of ``rows``; only files whose names begin so, if any are given."""
+    of ``rows``; only files whose names begin so, if any are given.
+    """
     for view in VIEWS:
         for name, (file, dtype, width) in layout.files(view).items():
             if only and file.partition(".")[0] not in only:
@@ -778,7 +778,8 @@ def _map_rows(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, i
 def _read_rows(folder: Path, name: str, dtype: np.dtype[Any], width: int, rows: Keys) -> Floats:
     """Return some rows of a file, which ascend."""
     mapped = _map_rows(folder, name, dtype, (int(rows[-1]) + 1, width))
-    return np.asarray(mapped[rows[0] :])[rows - rows[0]]
+    some: Floats = np.asarray(mapped[rows[0] :])[rows - rows[0]]
+    return some
 
 
 # Graphs, which are read only from a folder that is trusted
