@@ -20,7 +20,7 @@ def fill(store, vectors, *, metadata=None, recalls=None):
         dimensions={"search": dimension, "annotate": dimension},
         widths={"image": dimension, "text": dimension},
         keep_features=True,
-        learned=True,
+        same_vectors=False,
         blocks=[Block("image", items, vectors, vectors)],
         sample_queries=lambda task, k: vectors[:k],
         report_recall=lambda task, recall: None if recalls is None else recalls.update({task: recall}),

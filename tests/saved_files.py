@@ -1,7 +1,12 @@
 """The files of a saved model, for tests that look at them or damage them."""
 
 import json
+import sqlite3
+from contextlib import closing
 
+import numpy as np
+
+from diptych._database import FILE
 from diptych._model_folder import RECORD, current_version
 from diptych._persistence import file_digest
 
@@ -25,9 +30,24 @@ def seal(folder):
 
 def seal_config(folder):
     """Make the checksum of the config true again, whatever is in it."""
-    pointer = json.loads((folder / RECORD).read_bytes())
-    pointer["sha256"] = file_digest(files_of(folder) / "config.json")
+    digest = file_digest(files_of(folder) / "config.json")
+    if (folder / FILE).exists():
+        execute(folder, "UPDATE current SET sha256 = ?", digest)
+        return
+    pointer = {**json.loads((folder / RECORD).read_bytes()), "sha256": digest}
     (folder / RECORD).write_text(json.dumps(pointer), "utf-8")
+
+
+def execute(folder, statement, *values):
+    """Change the database of a saved retriever behind its back; return the rows."""
+    with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as connection:
+        return connection.execute(statement, values).fetchall()
+
+
+def rows_of(folder, name, width, dtype="<f4"):
+    """Map a file of rows to be changed: the vectors of a task, or the features of a view."""
+    (path,) = (folder / "rows").glob(f"*.{name}")
+    return np.memmap(path, dtype, "r+").reshape(-1, width)
 
 
 def edit_config(folder, **changes):

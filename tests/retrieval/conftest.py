@@ -64,11 +64,12 @@ def drawn(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def fitted(drawn):
-    """A retriever fitted on drawings, saved; tests that change it load a copy."""
-    return Retriever("pyramid", HKSE(word_features=60, sentence_features=60), AWCCA(params=(5.0, 5.0))).fit(
-        drawn
-    )
+def fitted(drawn, tmp_path_factory):
+    """A retriever fitted on drawings, in a folder; tests that change it save a copy."""
+    encoder = HKSE(word_features=60, sentence_features=60)
+    retriever = Retriever("pyramid", encoder, AWCCA(params=(5.0, 5.0))).fit(drawn)
+    retriever.save(tmp_path_factory.mktemp("fitted") / "model")
+    return retriever
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from diptych.retrieval._calibration import (
     fit_calibration,
     reliability,
 )
+from diptych.retrieval._refitting import sum_new_pairs
 from saved_files import files_of, seal
 
 SHAPE = {"n": 480, "captions": 2, "m_x": 10, "m_y": 9, "hidden": 6, "noise": 1.2}
@@ -305,13 +306,14 @@ def test_a_model_from_elsewhere_can_be_calibrated(make, views, tmp_path):
         np.testing.assert_allclose([h.probability for h in again], [h.probability for h in after], rtol=1e-5)
         assert loaded.fitted.calibration == fitted.fitted.calibration
     # Others who add meanwhile lose nothing, and take nothing away.
+    before = fitted.fitted.calibration
     mine, theirs = (Retriever.load(tmp_path / "model") for _ in range(2))
-    theirs.add(x[70:71], ids=["theirs"])
-    theirs.save(tmp_path / "model")
-    mine.calibrate(x[60:180], y[120:360], pairing[120:360] - 60).save(tmp_path / "model")
-    loaded = Retriever.load(tmp_path / "model")
-    assert loaded.item("theirs") is not None
-    assert loaded.fitted.calibration == mine.fitted.calibration != fitted.fitted.calibration
+    theirs.add(x[70:71], y[140:141], ids=["theirs"])
+    mine.calibrate(x[60:180], y[120:360], pairing[120:360] - 60)
+    assert mine.item("theirs") is not None
+    for retriever in (theirs, fitted, Retriever.load(tmp_path / "model")):
+        assert retriever.fitted.calibration == mine.fitted.calibration != before
+    assert sum_new_pairs(theirs.searcher).count == 1  # a calibration learns nothing from them
 
 
 def test_a_refit_measures_them_again(make, views):
@@ -375,7 +377,7 @@ def test_any_number_of_right_items_in_a_file_is_searched_with(calibrated, saved,
     shutil.copytree(saved, tmp_path / "model")
     path = files_of(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text())
-    config["model"]["calibration"]["annotate"]["right"] = right
+    config["calibration"]["annotate"]["right"] = right
     path.write_text(json.dumps(config))
     seal(tmp_path / "model")
     hits = Retriever.load(tmp_path / "model").annotate(x[0], k=5)

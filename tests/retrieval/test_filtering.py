@@ -1,5 +1,7 @@
 """Filters: how they are written, what they mean, and the columns that answer them in memory."""
 
+import json
+import shutil
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
 
@@ -14,7 +16,7 @@ from diptych.retrieval._filters import MOST_COMPARED, FilterError, iso_string, p
 from diptych.retrieval.stores import _columns
 from diptych.retrieval.stores._memory import ItemTable
 from filtering import FILTERS, METADATA
-from saved_files import files_of, seal
+from saved_files import execute
 
 ITEM = Item(
     "a",
@@ -116,7 +118,8 @@ ITEM = Item(
 def test_what_filters_mean(where, fits):
     chosen = parse_filter(where)
     assert chosen.matches(ITEM) is fits
-    table = ItemTable([ITEM])
+    table = ItemTable()
+    table.add([ITEM])
     keys = table.find("image", parse_filter(where))
     assert (keys is None or keys.tolist() == [0]) is fits
 
@@ -290,7 +293,8 @@ def test_items_without_metadata_are_looked_at_once():
 
 
 def test_few_new_items_do_not_cost_a_look_at_all():
-    table = ItemTable([Item(str(i), "image", metadata={"n": i, "name": f"{i:05}"}) for i in range(3000)])
+    table = ItemTable()
+    table.add([Item(str(i), "image", metadata={"n": i, "name": f"{i:05}"}) for i in range(3000)])
     counted = Counted(table._items)
     columns = _columns.Columns("image", counted)
     numbers, names = (parse_filter(where).condition for where in ("n >= 2990", 'name >= "02990"'))
@@ -308,7 +312,8 @@ def test_few_new_items_do_not_cost_a_look_at_all():
 
 def test_only_keys_of_items_have_columns():
     items = [Item(str(i), "image", metadata={"n": i, f"only {i}": True}) for i in range(50)]
-    table = ItemTable(items)
+    table = ItemTable()
+    table.add(items)
 
     def count_columns():
         return sum(len(segment._columns) for segment in table._columns["image"]._segments)
@@ -360,10 +365,8 @@ def test_integers_in_metadata_have_64_bits(make, value):
 def test_a_stored_integer_of_more_than_64_bits_is_refused(make, tmp_path):
     made = make(metadata={"0": {"n": 2**63 - 1}})
     made.retriever.save(tmp_path / "model")
-    items = files_of(tmp_path / "model") / "items.jsonl"
-    items.write_text(items.read_text().replace(str(2**63 - 1), str(2**63)))
-    seal(tmp_path / "model")
-    with pytest.raises(InputError, match=r"items.jsonl, line 1, is not an item"):
+    execute(tmp_path / "model", "UPDATE items SET metadata = ? WHERE key = 0", json.dumps({"n": 2**63}))
+    with pytest.raises(InputError, match="items.sqlite holds what is not an item"):
         Retriever.load(tmp_path / "model")
 
 
@@ -408,8 +411,9 @@ def test_operators_in_every_kind_of_search(dated, where, fits):
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-def test_operators_after_loading_and_changes(dated, mmap):
-    retriever, where = Retriever.load(dated.folder, mmap=mmap), "taken >= 2001-01-01 and tags = 'snow'"
+def test_operators_after_loading_and_changes(dated, tmp_path, mmap):
+    shutil.copytree(dated.folder, tmp_path / "model")
+    retriever, where = Retriever.load(tmp_path / "model", mmap=mmap), "taken >= 2001-01-01 and tags = 'snow'"
 
     def search(where=where):
         return {hit.id for hit in retriever.search(dated.y[0], k=100, where=where)}

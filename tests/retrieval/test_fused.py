@@ -1,6 +1,7 @@
 """A retriever whose model is a fusion of several feature blocks."""
 
 import copy
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -185,8 +186,9 @@ class TestRefit:
     """Saved moments and new pairs are as good as all pairs."""
 
     @pytest.mark.parametrize("from_model", [False, True])
-    def test_it_is_that_of_the_fusion_on_all_pairs(self, first_pairs, blocks, from_model):
-        retriever = Retriever.load(first_pairs)
+    def test_it_is_that_of_the_fusion_on_all_pairs(self, first_pairs, blocks, from_model, tmp_path):
+        shutil.copytree(first_pairs, tmp_path / "model")
+        retriever = Retriever.load(tmp_path / "model")
         expected = copy.copy(retriever.fitted.model)
         moments = retriever.fitted.learned.moments()
         if from_model:
@@ -275,7 +277,7 @@ def test_a_fusion_saved_without_moments_is_not_refitted(fused, tmp_path, blocks)
     fused.save(tmp_path / "m")
     slim = Retriever.load(tmp_path / "m")
     forgetful = replace(slim.fitted, learned=Learned(slim.fitted.learned.model))
-    slim._current.searcher = Searcher(forgetful, slim.store, slim.encoders)
+    slim._current.searcher = Searcher(forgetful, slim.store, slim.encoders, slim.version)
     slim.save(tmp_path / "slim")
     assert not (tmp_path / "slim" / "moments.safetensors").exists()
     again = Retriever.load(tmp_path / "slim")

@@ -190,10 +190,10 @@ class TestAModelRemembersItsEncoder:
         [5, {"recipe": {}}, {"source": 3}, {"source": "/n.onnx", "recipe": 3}, {"source": "x", "weights": 1}],
     )
     def test_a_damaged_memory_is_told(self, place, origin):
-        model = json.loads((files_of(place / "model") / "config.json").read_text())["model"]
-        model["encoders"]["image"]["origin"] = origin
-        edit_config(place / "model", model=model)
-        with pytest.raises(InputError, match=r"config\.json: model\.encoders.*origin"):
+        encoders = json.loads((files_of(place / "model") / "config.json").read_text())["encoders"]
+        encoders["image"]["origin"] = origin
+        edit_config(place / "model", encoders=encoders)
+        with pytest.raises(InputError, match=r"config\.json: encoders.*origin"):
             Retriever.load("model")
 
     def test_the_path_is_not_told_to_visitors(self, place):

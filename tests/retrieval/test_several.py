@@ -355,7 +355,7 @@ class TestSaved:
         one = Retriever(["pyramid"], (small_hkse(),), AWCCA(params=(5.0, 5.0)))
         assert repr(one) == repr(Retriever("pyramid", small_hkse(), AWCCA(params=(5.0, 5.0))))
         one.fit(place.pairs).save(tmp_path / "model")
-        model = json.loads((files_of(tmp_path / "model") / "config.json").read_text())["model"]
+        model = json.loads((files_of(tmp_path / "model") / "config.json").read_text())
         assert sorted(model["encoders"]["image"]) == ["fingerprint", "name", "origin"]
         assert Retriever.load(tmp_path / "model", None, "hkse").search(QUERY)
         y = fitted.encode(place.pairs).y[:, 40:]
@@ -366,9 +366,9 @@ class TestSaved:
 
     @pytest.mark.parametrize("several", [5, [], [{"name": "a"}], [{"name": "a"}, {"nome": "b"}]])
     def test_a_damaged_record_is_refused(self, saved, several):
-        model = json.loads((files_of(saved) / "config.json").read_text())["model"]
-        model["encoders"]["image"]["several"] = several
-        edit_config(saved, model=model)
+        encoders = json.loads((files_of(saved) / "config.json").read_text())["encoders"]
+        encoders["image"]["several"] = several
+        edit_config(saved, encoders=encoders)
         with pytest.raises(InputError, match=r"config\.json"):
             Retriever.load(saved)
 

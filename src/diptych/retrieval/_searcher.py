@@ -109,12 +109,12 @@ class Searcher:
         return Searcher(new.fitted, store, self.encoders)
 
     def recalibrate(self, calibration: Calibration) -> Searcher:
-        """Return the same model with other probabilities."""
+        """Return the same model with other probabilities; in a shared store, as a new version."""
         new = Searcher(replace(self.fitted, calibration=calibration), self.store, self.encoders)
 
         def make() -> Contents:
             blocks = (block for task in TASKS for block in self.store.vectors(task, self.version))
-            return new._contents(blocks, new._stored_sample, self.store.keeps_features, learned=False)
+            return new._contents(blocks, new._stored_sample, self.store.keeps_features, same_vectors=True)
 
         if self.store.shared:
             self.store.replace(make, self.version)
@@ -163,7 +163,7 @@ class Searcher:
         blocks: Iterator[Block],
         sample: Callable[[View, int], Floats | None],
         keep_features: bool,
-        learned: bool = True,
+        same_vectors: bool = False,
     ) -> Contents:
         from diptych.retrieval._folder import write_model
 
@@ -180,7 +180,7 @@ class Searcher:
             {task: projectors[task].dimension for task in TASKS},
             {view: fitted.width(view) for view in VIEWS},
             keep_features,
-            learned,
+            same_vectors,
             blocks,
             sample_queries,
             report_recall,

@@ -76,7 +76,7 @@ class Contents:
     dimensions: Mapping[Task, int]  # columns of the vectors
     widths: Mapping[View, int]  # columns of the features
     keep_features: bool  # of these and later items
-    learned: bool  # whether the model was fitted on all of these items; else new items stay new
+    same_vectors: bool  # the stored ones: only what is known of the model changes
     blocks: Iterable[Block]  # all items in order of addition, images before texts; iterated once
     sample_queries: Callable[[Task, int], Floats | None]
     report_recall: Callable[[Task, float], None]

@@ -75,7 +75,7 @@ class Graph:
             raise OSError(f"{path} could not be written ({reason[:200]})") from None
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], keys: Keys, dimension: int, recall: float) -> Graph:
+    def read(cls, path: str | os.PathLike[str], keys: Keys, dimension: int) -> Graph:
         """Read what ``write`` wrote. FAISS does not check every link, so only read files you trust."""
         try:
             index = faiss.read_index(os.fspath(path))
@@ -89,7 +89,7 @@ class Graph:
                 f"{path} holds {index.ntotal} vectors of {index.d} columns; expected {len(keys)} of "
                 f"{dimension}. Load without trust_graph, and the graph is built again."
             )
-        return cls(index, np.asarray(keys, np.int64), recall)
+        return cls(index, np.asarray(keys, np.int64))
 
 
 def _empty_graph(dimension: int, half: bool, neighbours: int) -> Any:

@@ -59,6 +59,7 @@ from diptych._model_folder import (
 from diptych._persistence import (
     CONFIG,
     TEMPORARY,
+    ModelFiles,
     Schema,
     check_own,
     check_plain_file,
@@ -66,8 +67,10 @@ from diptych._persistence import (
     convert,
     file_digest,
     flush_folder,
+    map_npy,
     name_in_errors,
     parse_object,
+    read_entries,
     real_folder,
     replace_file,
 )
@@ -365,9 +368,13 @@ class FolderStore:
             return MemoryStore(loaded.layout.kind, loaded.layout.dtype).replace(make)
         with self._transaction(version) as (connection, loaded):
             contents = make()
-            store = loaded.store.replace(lambda: contents, version)
+            store = loaded.store
+            if not contents.same_vectors:
+                store = store.replace(lambda: contents, version)
 
             def fill(connection: Connection, name: str) -> Layout:
+                if contents.same_vectors:
+                    return loaded.layout
                 layout = msgspec.structs.replace(
                     loaded.layout, vectors=name, dimensions=dict(contents.dimensions), learned=store.learned
                 )
@@ -793,11 +800,13 @@ def _write_graph(folder: Path, task: Task, index: VectorIndex) -> None:
 
 def _read_graph(folder: Path, task: Task, index: VectorIndex) -> bool:
     """Use the stored graph of an index, unless it lacks too many of its items; return whether it is used."""
-    graph, keys = folder / f"{task}.hnsw", folder / f"{task}.hnsw.npy"
-    if not (graph.is_file() and keys.is_file()):
+    names = f"{task}.hnsw", f"{task}.hnsw.npy"
+    files = ModelFiles(folder, read_entries(folder) or {})
+    if not all(name in files for name in names):
         return False
-    known = np.load(check_plain_file(keys), allow_pickle=False)
+    graph, keys = map(files.check, names)
+    known = map_npy(keys)
     if np.isin(index.keys, known).mean() < _GRAPH_COVERS:
         return False
-    index.use_graph(Graph.read(check_plain_file(graph), known, index.dimension, float("nan")))
+    index.use_graph(Graph.read(graph, known, index.dimension))
     return True

@@ -313,5 +313,5 @@ class MemoryStore:
             table=table,
             indexes=indexes,
             kept=kept,
-            learned=table.next_key if contents.learned else self.learned,
+            learned=table.next_key,
         )

@@ -376,7 +376,7 @@ def _load_version(
         _fill_tables(connection, address, contents, new, previous)
         _write_files(connection, contents, new, previous)
         first_new_key = next_key(connection, new)
-        if previous is not None and not contents.learned:
+        if previous is not None and contents.same_vectors:
             first_new_key = previous.first_new_key or 0
     except BaseException:
         with suppress(psycopg.Error):
