@@ -367,7 +367,14 @@ class CurrentModel:
             from diptych.retrieval._folder import load_from_store
 
             encoders = outdated.encoders
-            loaded = load_from_store(outdated.store, opened=encoders)
+            try:
+                loaded = load_from_store(outdated.store, opened=encoders)
+            except (UnavailableError, RefusedError):
+                raise
+            except (InputError, OSError) as error:
+                raise UnavailableError(
+                    f"another process has put a model in place that cannot be read: {error}"
+                ) from None
             same = loaded.has_encoders(encoders)
             if not same and not uses_encoders:
                 self._refused = loaded.version
