@@ -388,7 +388,11 @@ class NewItems:
     def _make_texts(self, unused: Iterator[str], images: Sequence[Item] | None) -> list[Item]:
         texts, ids = self.things["text"], self.caption_ids
         owners: list[str | None] = [None] * len(texts)
-        if images is not None:
+        if images is None:
+            empty = next((text for text in texts if isinstance(text, str) and not text.strip()), None)
+            if empty is not None:
+                raise InputError(f"{empty!r} is not a text; give at least one word, unless it is a caption.")
+        else:
             rows = check_pairing(self.pairing, len(images), np.empty((len(texts), 1)))
             owners = [images[row].id for row in rows.tolist()]
         if ids is None:
