@@ -805,8 +805,9 @@ class Retriever:
         self,
         item_id: str,
         *,
-        image: OneImage | Features | None = None,
-        text: OneText | Features | None = None,
+        image: ImageFile | None = None,
+        text: str | None = None,
+        features: Features | list[float] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Item:
         """Change an item; return it as it is then.
@@ -820,42 +821,34 @@ class Retriever:
         item_id
             The id, which stays.
         image
-            For an image, another one as ``add`` takes it; features leave its path as it is.
+            For an image, another one: a path, a Pillow image, or bytes.
         text
-            For a text, another one, or its features; also for an item of the first view that is a text.
+            For a text, another one; also for an item of the first view that is a text.
+        features
+            One row, or named blocks: of the image or text that is given, or else in place of those stored.
         metadata
-            Values of some names, which replace those; None removes a name. Other names stay.
+            Values of some names; None removes a name. Other names stay.
         """
-        if image is None and text is None and metadata is None:
-            raise InputError("update was given nothing to change; give image, text or metadata.")
         if image is not None and text is not None:
             raise InputError("update was given image and text; an item has one of them.")
+        if image is None and text is None and features is None and metadata is None:
+            raise InputError("update was given nothing to change; give image, text, features or metadata.")
         changes = {} if metadata is None else read_changes(metadata, item_id)
-        given = text if image is None else image
 
         def put(searcher: Searcher) -> Item:
             item = next(searcher.store.items(ids=[item_id]), None)
             if item is None:
                 raise unknown_item(item_id)
-            shown: dict[str, Any] = {}
-            features = None
-            if given is not None:
-                view: View = "text" if image is None else "image"
-                if view != item.view and not (view == "text" and searcher.encoders.inputs == "texts"):
-                    wrong, right = (self.views.of(name) for name in (view, item.view))
-                    raise InputError(
-                        f"{view} was given, but {item_id!r} is {with_article(right)}; give {item.view} "
-                        f"to change it, or another id for {with_article(wrong)}."
-                    )
-                shown, features = read_content(searcher.encoders, item.view, given, searcher.fitted.layout)
+            shown: dict[str, Any]
+            shown, rows = read_content(searcher.encoders, item, image, text, features, searcher.fitted.layout)
 
             def change(stored: Item) -> Item:
                 return replace(stored, metadata=change_metadata(stored.metadata, changes), **shown)
 
             with self._writing:
-                return self._writable(searcher).update(item_id, change, features)
+                return self._writable(searcher).update(item_id, change, rows)
 
-        return self._current.run(put, uses_encoders=given is not None and not is_features(given))
+        return self._current.run(put, uses_encoders=features is None)
 
     def _writable(self, searcher: Searcher) -> Searcher:
         """Return the current model, if it has the encoders of one that something was encoded with."""
