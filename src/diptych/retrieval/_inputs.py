@@ -273,7 +273,7 @@ def read_new_items(
 
 def read_content(
     encoders: Encoders, item: Item, image: Any, text: Any, features: Any, layout: LayoutOf
-) -> tuple[dict[str, str | None], Floats | None]:
+) -> tuple[dict[str, Any], Floats | None]:
     """Return what ``Retriever.update`` changes of an item, and its new features; None: it keeps its own."""
     is_text = item.view == "text" or encoders.inputs == "texts"
     name, content = ("text", text) if is_text else ("image", image)

@@ -839,7 +839,6 @@ class Retriever:
             item = next(searcher.store.items(ids=[item_id]), None)
             if item is None:
                 raise unknown_item(item_id)
-            shown: dict[str, Any]
             shown, rows = read_content(searcher.encoders, item, image, text, features, searcher.fitted.layout)
 
             def change(stored: Item) -> Item:
