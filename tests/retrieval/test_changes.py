@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -450,3 +451,47 @@ def test_fitting_again_replaces_everything(make, views):
     names = tuple(f"other {i}" for i in range(50))
     made.retriever.fit(PairedViews(PairedDataset(names, ("",) * 100, pairing), x, y))
     assert {hit.id for hit in made.retriever.search(y[0], k=500)} == set(names)
+
+
+class TestEmptyCaptions:
+    """They are kept and shown, and nothing is learned from them."""
+
+    @pytest.fixture
+    def pairs(self, drawn):
+        """Pairs of drawings without splits, some of whose captions are empty; and the rows of the others."""
+        few = replace(drawn.select(range(60)), splits=None)
+        captions = [" " * (row % 2) if row % 7 == 0 else text for row, text in enumerate(few.captions)]
+        return replace(few, captions=tuple(captions)), np.flatnonzero([bool(t.strip()) for t in captions])
+
+    def test_a_fit_is_that_without_them(self, pairs, thumbnails):
+        dataset, rows = pairs
+
+        def fit(data):
+            encoder = HKSE(word_features=40, sentence_features=40)
+            return Retriever(thumbnails, encoder, AWCCA(params=(2.0, 3.0))).fit(data)
+
+        fitted = fit(dataset)
+        captions, ids = (
+            tuple(np.array(own, object)[rows]) for own in (dataset.captions, dataset.caption_ids)
+        )
+        without = replace(dataset, captions=captions, caption_ids=ids, pairing=dataset.pairing[rows])
+        expected = fit(without)
+        assert fitted.info()["facts"]["pairs"] == expected.info()["facts"]["pairs"]
+        atol = rounding(np.float32, 1000)  # captions are encoded in other batches
+        vectors = [made.embed_texts(["a red star"]) for made in (fitted, expected)]
+        np.testing.assert_allclose(*vectors, rtol=0, atol=atol)
+        assert [item.text for item in fitted.items("text")] == list(dataset.captions)
+        assert fitted.evaluate(dataset, None) == expected.evaluate(without, None)
+
+    def test_a_refit_does_not_learn_from_them(self, pairs, fitted, tmp_path):
+        dataset, _ = pairs
+        fitted.save(tmp_path / "model")
+        retriever = Retriever.load(tmp_path / "model")
+        before = retriever.fitted.learned.moments().count
+        images = [str(path) for path in dataset.paths[:7]]
+        added = retriever.add(images, ["a red star", "", " ", *["a boat"] * 4], ids=list("abcdefg"))
+        assert retriever.item(added[8]).text == ""
+        retriever.refit()
+        assert retriever.fitted.learned.moments().count == before + 5
+        with pytest.raises(InputError, match="unless it is a caption"):
+            retriever.add(captions=[""])

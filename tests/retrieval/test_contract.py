@@ -373,7 +373,7 @@ def test_items_are_listed_changed_skipped_and_replaced(case):
     assert "odd" not in changed.metadata
 
     ids, image = [case.ids[0], "new"], take(case.images, [N, N + 1])
-    text, another = (take(case.texts, row) for row in case.new_rows[:2])
+    text = take(case.texts, case.new_rows[0])
     caption = next(retriever.store.items(image=case.ids[5])).id
     before = retriever.annotate(take(case.images, 0), k=1)
     assert retriever.add(image, ids=ids, on_conflict="skip") == ["new"]
@@ -387,8 +387,7 @@ def test_items_are_listed_changed_skipped_and_replaced(case):
     if isinstance(text, str):
         assert retriever.update(caption, text=text).text == text
         assert retriever.update("new", image=case.images[N + 2]).path == case.images[N + 2]
-        where = retriever.items(where=[caption])
-        assert caption in {hit.id for hit in retriever.similar(text=text, k=1, where=where and [caption])}
+        assert retriever.similar(text=text, k=1, where=[caption])[0].score > 1 - case.tolerance
     else:
         retriever.update(caption, features=text)
         retriever.update("new", features=take(case.images, N + 2))
@@ -398,7 +397,6 @@ def test_items_are_listed_changed_skipped_and_replaced(case):
     with pytest.raises(InputError, match="'new' is in the index already"):
         retriever.add(image, ids=ids[::-1])
     assert len(retriever) == N + n_texts + 1
-    assert another is not None
 
 
 @in_a_database_too

@@ -224,11 +224,13 @@ class MemoryStore:
             allowed = None if where is None else self.table.find(SEARCHED[task], where)
             if where is not None and allowed is not None and not len(allowed):
                 self.table.check_keys(where)
+            if attempt:  # an item was removed after its vector matched: search among those that are left
+                present = self.table.keys(SEARCHED[task])
+                allowed = present if allowed is None else np.intersect1d(allowed, present)
             deepest = min(max(int(k), int(depth or 0)), max(1, len(index)))
             products, keys = index.search(queries, deepest, allowed=allowed)
-            # An item may have been removed after its vector matched.
             records = self.table.records(keys[:, :k])
-            if records is not None and (where is None or self._is_settled(before, attempt)):
+            if records is not None and (allowed is None or self._is_settled(before, attempt)):
                 break
         assert records is not None
         return Matches(products, records, self.table.make_item)
