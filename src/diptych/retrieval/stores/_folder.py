@@ -507,7 +507,7 @@ class FolderStore:
     def _open(self, version: Version, layout: Layout, items: Sequence[Any]) -> MemoryStore:
         """Return a store in memory of the items, and of the rows of the files."""
         source = self._database.path
-        table = ItemTable(self.reading.places(layout, self.folder))
+        table = ItemTable(places=self.reading.places(layout, self.folder))
         table.add(items, np.array([item.key for item in items], np.int64))
         if table.next_key > layout.next_key or layout.learned > layout.next_key:
             raise InputError(f"{source} has items with keys that were not given yet; restore the file.")
