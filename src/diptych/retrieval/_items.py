@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, overload
 
@@ -356,16 +357,19 @@ def file_name(name: str) -> str:
     return name
 
 
-def parse_items(rows: Iterable[tuple[Any, ...]], source: Path) -> list[StoredItem]:
+def parse_items(rows: Iterator[tuple[Any, ...]], source: Path) -> list[StoredItem]:
     """Return the items that ``Places.pack`` packed; anything else in a file is an ``InputError``."""
+    items: list[StoredItem] = []
     try:
-        return msgspec.convert(
-            [(*row, _decode(metadata)) if metadata is not None else row for *row, metadata in rows],
-            list[StoredItem],
-        )
+        # Few at a time: the garbage collector would visit all tuples again and again.
+        for some in iter(lambda: list(islice(rows, _PARSED)), []):
+            parts = [(*row, _decode(about)) if about is not None else row for *row, about in some]
+            items += msgspec.convert(parts, list[StoredItem])
+        return items
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{source} holds what is not an item ({error}); restore the file.") from None
 
 
 _encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for every item
 _decode = msgspec.json.Decoder(Attributes).decode
+_PARSED = 10_000
