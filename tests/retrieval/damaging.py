@@ -100,7 +100,7 @@ def change_items(folder, rng):
     """Rows of the database with other values, lost or added; tables that are dropped."""
     value = rng.choice([None, -1, 0, 2**62, 0.5, "", "x", "../../x", b"\xff", "[" * 9999, "x" * 2**21, "{}"])
     key = f"(SELECT key FROM items ORDER BY key LIMIT 1 OFFSET {rng.randrange(40)})"
-    columns = ["key", "row", "id", "view", "path", "text", "image", "upload", "metadata"]
+    columns = ["key", "row", "id", "item"]
     statement, values = rng.choice(
         [
             (f"UPDATE items SET {rng.choice(columns)} = ? WHERE key = {key}", [value]),
@@ -111,7 +111,11 @@ def change_items(folder, rng):
             (f"DROP TABLE {rng.choice(['items', 'removals', 'current'])}", []),
         ]
     )
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
+        ((item,),) = execute(folder, f"SELECT item FROM items WHERE key = {key}")
+        changed = json.dumps(change_json(json.loads(item), rng))
+        statement, values = f"UPDATE items SET item = ? WHERE key = {key}", [changed]
+    elif rng.random() < 0.4:
         ((contents,),) = execute(folder, "SELECT contents FROM current")
         layout = json.dumps(change_json(json.loads(contents), rng))
         statement, values = "UPDATE current SET contents = ?", [layout]

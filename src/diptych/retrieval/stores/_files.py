@@ -57,7 +57,7 @@ from diptych._persistence import (
     real_folder,
     replace_file,
 )
-from diptych.retrieval._items import COLUMNS, TASK_OF, VIEWS, PlacesConfig, View
+from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PlacesConfig, StoredItem, View, parse_items
 from diptych.retrieval.stores._base import Floats
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from diptych.retrieval.stores._memory import Keys, MemoryStore
@@ -66,7 +66,6 @@ ROWS = "rows"
 FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")
 """Files of the current version that are shown in the model folder itself."""
 
-_INSERT = f"INSERT INTO items ({COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS.split(', ')))})"  # noqa: S608
 _ROW_FILE = re.compile(rf"({VERSION_ID.pattern})\.({'|'.join((*TASKS, *VIEWS))})")
 _GRAPH_COVERS = 0.9  # share of the items that a stored graph must have to be used
 
@@ -181,9 +180,21 @@ def clear_items(connection: Connection) -> None:
         connection.execute(f"DELETE FROM {table}")  # noqa: S608
 
 
-def insert_items(connection: Connection, rows: Iterable[tuple[Any, ...]]) -> None:
+def read_items(connection: Connection, folder: Path, first: int = 0) -> tuple[list[StoredItem], Keys, Keys]:
+    """Return the items with keys from ``first`` on, with their keys and rows."""
+    statement = "SELECT key, row, item FROM items WHERE key >= ? ORDER BY key"
+    return parse_items(connection.execute(statement, (first,)), folder / FILE)
+
+
+def insert_items(
+    connection: Connection, places: Places, items: Iterable[Item], keys: Iterable[int], rows: Iterable[int]
+) -> None:
+    """Add items under their keys."""
     try:
-        connection.executemany(_INSERT, rows)
+        values = (
+            (key, row, item.id, places.pack(item)) for key, row, item in zip(keys, rows, items, strict=False)
+        )
+        connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", values)
     except UnicodeEncodeError as error:
         text = ascii(error.object)[:60]
         raise InputError(f"{text} is not valid Unicode text; rename the file or the id.") from None

@@ -17,6 +17,7 @@ another version of the model than the current one is ``ModelChanged``.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ from diptych._checks import TASKS, InputError, Task
 from diptych._database import FILE, Database
 from diptych._model_folder import Version
 from diptych.retrieval._filters import Filter
-from diptych.retrieval._items import COLUMNS, TASK_OF, VIEWS, Item, Places, PublishedPlaces, View, parse_items
+from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PublishedPlaces, StoredItem, View
 from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, ModelChanged, State, Store
 from diptych.retrieval.stores._faiss import VectorIndex
 from diptych.retrieval.stores._files import (
@@ -47,6 +47,7 @@ from diptych.retrieval.stores._files import (
     open_rows,
     read_current_layout,
     read_graph,
+    read_items,
     read_row_numbers,
     read_rows,
     tidy,
@@ -56,7 +57,7 @@ from diptych.retrieval.stores._files import (
     write_layout,
     write_rows,
 )
-from diptych.retrieval.stores._memory import ItemTable, MemoryStore
+from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
 
 COMPACTED = 1024
 """Rows from which a file is written again once more than half of it are holes."""
@@ -138,8 +139,8 @@ class FolderStore:
             )
             write_rows(folder, layout, store, {view: np.arange(len(keys[view])) for view in VIEWS})
             clear_items(connection)
-            rows = {key: row for view in VIEWS for row, key in enumerate(keys[view].tolist())}
-            insert_items(connection, (places.pack(key, rows[key], item) for key, item in store.table))
+            for view in VIEWS:
+                insert_items(connection, places, store.items(view), keys[view].tolist(), itertools.count())
             return layout
 
         def write_files(path: Path) -> None:
@@ -254,8 +255,8 @@ class FolderStore:
                         raise InputError("this index keeps features; pass them with the vectors.")
                     with open_rows(self.folder, file) as write:
                         write(first, np.asarray(content, dtype).reshape(n, width))
-                packed = (places.pack(key + i, first + i, item) for i, item in enumerate(block.items))
-                insert_items(connection, packed)
+                numbers = itertools.count(key), itertools.count(first)
+                insert_items(connection, places, block.items, *numbers)
                 rows[block.view], key = first + n, key + n
             write_layout(
                 connection,
@@ -376,8 +377,7 @@ class FolderStore:
             version, layout = read_current_layout(connection, self.folder)
             same = (version, layout.names) == (loaded.version, loaded.layout.names)
             first = loaded.layout.next_key if same else layout.next_key
-            rows = connection.execute(f"SELECT {COLUMNS} FROM items WHERE key >= ? ORDER BY key", (first,))  # noqa: S608
-            items = parse_items(rows, self._database.path)
+            items, keys, rows = read_items(connection, self.folder, first)
             removals = connection.execute(
                 "SELECT number, key FROM removals WHERE number > ? ORDER BY number", (loaded.removal,)
             ).fetchall()
@@ -389,16 +389,14 @@ class FolderStore:
             store.drop(np.array(removed, np.int64))
         store.table.places = self.reading.places(layout, self.folder)
         for view in VIEWS:
-            some = [item for item in items if item.view == view]
-            if some:
-                keys, rows_of = (
-                    np.array([getattr(item, n) for item in some], np.int64) for n in ("key", "row")
-                )
+            chosen = np.array([item.view == view for item in items], np.bool_)
+            if chosen.any():
                 blocks = {
-                    name: read_rows(self.folder, file, dtype, width, rows_of)
+                    name: read_rows(self.folder, file, dtype, width, rows[chosen])
                     for name, (file, dtype, width) in layout.files(view).items()
                 }
-                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys)
+                some = list(itertools.compress(items, chosen))
+                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen])
         store.table.next_key = layout.next_key
         return Loaded(version, layout, store, removals[-1][0] if removals else loaded.removal)
 
@@ -407,29 +405,30 @@ class FolderStore:
         while True:
             with self._database.reading() as connection:
                 version, layout = read_current_layout(connection, self.folder)
-                rows = connection.execute(f"SELECT {COLUMNS} FROM items ORDER BY key")  # noqa: S608
-                items = parse_items(rows, self._database.path)
+                items = read_items(connection, self.folder)
                 removal = connection.execute("SELECT max(number) FROM removals").fetchone()[0]
             try:
-                store = self._open(version, layout, items)
+                store = self._open(version, layout, *items)
                 return Loaded(version, layout, store, removal or 0)
             except (InputError, OSError):
                 with self._database.reading() as connection:
                     if read_current_layout(connection, self.folder) == (version, layout):
                         raise
 
-    def _open(self, version: Version, layout: Layout, items: Sequence[Any]) -> MemoryStore:
+    def _open(
+        self, version: Version, layout: Layout, items: Sequence[StoredItem], all_keys: Keys, all_rows: Keys
+    ) -> MemoryStore:
         """Return a store in memory of the items, and of the rows of the files."""
         source = self._database.path
         table = ItemTable(places=self.reading.places(layout, self.folder))
-        table.add(items, np.array([item.key for item in items], np.int64))
+        table.add(items, all_keys)
         if table.next_key > layout.next_key or layout.learned > layout.next_key:
             raise InputError(f"{source} has items with keys that were not given yet; restore the file.")
         table.next_key = layout.next_key
         indexes, kept = dict[Task, VectorIndex](), dict[View, VectorIndex]()
         for view in VIEWS:
-            pairs = [(item.key, item.row) for item in items if item.view == view]
-            keys, rows = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
+            chosen = np.array([item.view == view for item in items], np.bool_)
+            keys, rows = all_keys[chosen], all_rows[chosen]
             if len(rows) and (np.any(np.diff(rows) <= 0) or rows[-1] >= layout.rows[view]):
                 raise InputError(f"{source} has items without rows of their own; restore the file.")
             for name, (file, dtype, width) in layout.files(view).items():
