@@ -148,7 +148,7 @@ def edit_text(folder, old, new):
             lambda f: (f / "current.json").write_text('{"format": "", "version": "../..", "sha256": ""}'),
             "not name a",
         ),
-        (lambda f: (f / "current.json").unlink(), "is missing"),
+        (lambda f: (f / "current.json").unlink(), "has neither current.json nor"),
         (lambda f: (files_of(f) / "config.json").write_text("{}"), "its checksum differs"),
         (lambda f: write_config(f, "{"), "not valid JSON"),
         (lambda f: write_config(f, "[]"), "expected an object"),

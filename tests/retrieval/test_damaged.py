@@ -128,11 +128,11 @@ def test_a_wrong_value_anywhere_in_the_database_is_refused_when_it_is_read(make,
     for place, values in {
         **dict.fromkeys([("id",), ("text",), ("image",), ("path",)], (5, [], {})),
         ("view",): (None, 5, "else", "image"),
-        ("metadata",): (None, [], 5, {"n": 2**63}, {"n": [[[2**70]]]}),
+        ("metadata",): (None, [], 5, {"n": 2**63}),
         ("upload",): ("../../etc/passwd", 5, None),
         ("colour",): ("red",),
     }.items():
-        changes += [("items", "item", json.dumps(replace_at(item, place, value))) for value in values]
+        changes += [("items", "item", json.dumps({**item, place[0]: value})) for value in values]
     changes += [("items", "item", value) for value in (b"\xff", 5, "", "[1]", "[" * 50_000)]
     changes += [("items", "item", '{"id": "a", "view": "text", "metadata": {"n": NaN}}')]
     changes += [("items", "row", value) for value in (-1, 7, 10**9, "x", 2**62, b"0", 0.5)]
@@ -157,7 +157,7 @@ def test_a_wrong_value_anywhere_in_the_database_is_refused_when_it_is_read(make,
         "CREATE TRIGGER t AFTER INSERT ON items BEGIN DELETE FROM items; END",
         "CREATE VIEW endless AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n",
         "ALTER TABLE items ADD COLUMN more TEXT",
-        "CREATE INDEX more ON items (text)",
+        "CREATE INDEX more ON items (item)",
         "DROP TABLE removals",
         "PRAGMA application_id = 5",
         "PRAGMA user_version = 99",
