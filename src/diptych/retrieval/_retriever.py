@@ -845,7 +845,7 @@ class Retriever:
                 return replace(stored, metadata=change_metadata(stored.metadata, changes), **shown)
 
             with self._writing:
-                return self._writable(searcher).update(item_id, change, rows)
+                return self._writable(searcher).update(item, change, rows)
 
         return self._current.run(put, uses_encoders=features is None)
 

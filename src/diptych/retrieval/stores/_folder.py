@@ -22,7 +22,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -36,6 +36,7 @@ from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PublishedPlaces, StoredItem, View
 from diptych.retrieval.stores._base import (
     Block,
+    Change,
     Contents,
     Floats,
     Listing,
@@ -260,20 +261,14 @@ class FolderStore:
         self._compact_sparse()
 
     def update(
-        self,
-        ids: Sequence[str],
-        change: Callable[[Item], Item],
-        version: str,
-        vectors: Floats | None = None,
-        features: Floats | None = None,
+        self, ids: Sequence[str], change: Change, version: str, content: Block | None = None
     ) -> list[Item]:
         """Change items in one transaction; see ``Store.update``."""
         with self._transaction(version) as (connection, loaded):
             changed = loaded.store.change_items(ids, change)
             items = list(changed.values())
-            if vectors is not None:
-                block = Block(items[0].view, items, vectors, features)
-                self._add(connection, loaded, [block], replace=True)
+            if content is not None:
+                self._add(connection, loaded, [replace(content, items=items)], replace=True)
             else:
                 layout, places = loaded.layout, self._places(loaded.layout, items)
                 update_items(connection, places, changed)

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +27,16 @@ from diptych.retrieval._items import (
     other_view,
     unknown_item,
 )
-from diptych.retrieval.stores._base import Block, Contents, Floats, Listing, Matches, State, TakenError
+from diptych.retrieval.stores._base import (
+    Block,
+    Change,
+    Contents,
+    Floats,
+    Listing,
+    Matches,
+    State,
+    TakenError,
+)
 from diptych.retrieval.stores._columns import Columns
 from diptych.retrieval.stores._faiss import DTYPES, VectorIndex
 
@@ -295,24 +305,19 @@ class MemoryStore:
         self._replaced += len(replaced) > 0
 
     def update(
-        self,
-        ids: Sequence[str],
-        change: Callable[[Item], Item],
-        version: str = "",
-        vectors: Floats | None = None,
-        features: Floats | None = None,
+        self, ids: Sequence[str], change: Change, version: str = "", content: Block | None = None
     ) -> list[Item]:
         with self._writing:
             changed = self.change_items(ids, change)
             items = list(changed.values())
-            if vectors is None:
+            if content is not None:
+                self.add([replace(content, items=items)], replace=True)
+            else:
                 for key, item in changed.items():
                     self.table.change(key, item)
-            else:
-                self.add([Block(items[0].view, items, vectors, features)], replace=True)
         return items
 
-    def change_items(self, ids: Sequence[str], change: Callable[[Item], Item]) -> dict[int, Item]:
+    def change_items(self, ids: Sequence[str], change: Change) -> dict[int, Item]:
         """Return what ``change`` makes of some items, by their keys; unknown ids are refused."""
         changed = {}
         for item_id in ids:
