@@ -383,10 +383,25 @@ class FolderStore:
             ).fetchall()
         if not same:
             return self._load()
-        store = loaded.store
-        removed = [key for _, key in removals if store.table.get(key) is not None]
-        if removed:
-            store.drop(np.array(removed, np.int64))
+        try:
+            self._apply(loaded.store, layout, [key for _, key in removals], items, keys, rows)
+        except (InputError, OSError):  # the files were replaced meanwhile
+            return self._load()
+        return Loaded(version, layout, loaded.store, removals[-1][0] if removals else loaded.removal)
+
+    def _apply(
+        self,
+        store: MemoryStore,
+        layout: Layout,
+        removed: list[int],
+        items: Sequence[StoredItem],
+        keys: Keys,
+        rows: Keys,
+    ) -> None:
+        """Make the changes in memory that were committed."""
+        present = [key for key in removed if store.table.get(key) is not None]
+        if present:
+            store.drop(np.array(present, np.int64))
         store.table.places = self.reading.places(layout, self.folder)
         for view in VIEWS:
             chosen = np.array([item.view == view for item in items], np.bool_)
@@ -398,7 +413,6 @@ class FolderStore:
                 some = list(itertools.compress(items, chosen))
                 store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen])
         store.table.next_key = layout.next_key
-        return Loaded(version, layout, store, removals[-1][0] if removals else loaded.removal)
 
     def _load(self) -> Loaded:
         """Read everything; again if the files were replaced meanwhile."""
