@@ -17,6 +17,7 @@ through a link.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -184,11 +185,14 @@ def read_items(
     connection: Connection, folder: Path, first: int = 0, change: int = 0
 ) -> tuple[list[StoredItem], Keys, Keys]:
     """Return the items with keys from ``first`` on, or changed after ``change``, with their keys and rows."""
-    statement = (
-        "SELECT key, row, item FROM items "
-        "WHERE key >= ? OR key IN (SELECT key FROM changes WHERE number > ?) ORDER BY key"
+    # CROSS JOIN looks up these keys; otherwise SQLite would look at every item.
+    changed = connection.execute(
+        "SELECT DISTINCT items.key, row, item FROM changes CROSS JOIN items USING (key) "
+        "WHERE number > ? AND key < ? ORDER BY items.key",
+        (change, first),
     )
-    return parse_items(connection.execute(statement, (first, change)), folder / FILE)
+    new = connection.execute("SELECT key, row, item FROM items WHERE key >= ? ORDER BY key", (first,))
+    return parse_items(itertools.chain(changed, new), folder / FILE)
 
 
 def insert_items(

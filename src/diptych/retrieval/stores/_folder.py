@@ -4,7 +4,8 @@
 committed, writes new rows behind the valid ones, flushes them, and then commits the items together with the
 number of valid rows. So an addition is on the disk when it returns, and one that was killed leaves rows that
 the next writer overwrites. An item that gets another vector gets a new key and a new row. Removed items leave
-holes. Once more than half of the rows are holes, the rows are written again without them.
+holes. Once more than half of the rows are holes, or there were twice as many changes as rows, the rows are
+written again without holes, and the log of changes begins anew.
 
 **A new model** (a fit, a refit, a calibration) is a new version and new files of rows, written completely and
 flushed before the commit that makes them current. Then the old files are removed; a process that has them
@@ -421,16 +422,32 @@ class FolderStore:
             ).fetchall()
         if not same:
             return self._load()
+        try:
+            self._apply(loaded, layout, {key for _, key in changes}, items, keys, rows)
+        except (InputError, OSError):  # the files were replaced meanwhile
+            return self._load()
+        return Loaded(version, layout, loaded.store, changes[-1][0] if changes else loaded.change)
+
+    def _apply(
+        self,
+        loaded: Loaded,
+        layout: Layout,
+        changed: set[int],
+        items: Sequence[StoredItem],
+        keys: Keys,
+        rows: Keys,
+    ) -> None:
+        """Make the changes in memory that were committed."""
         store = loaded.store
         store.table.places = self.reading.places(layout, self.folder)
-        n_changed = int(np.searchsorted(keys, first))
-        for key, changed in zip(keys[:n_changed].tolist(), items, strict=False):
-            store.table.change(key, changed)
-        gone = {key for _, key in changes}.difference(keys.tolist())
+        gone = changed.difference(keys.tolist())
+        n_changed = int(np.searchsorted(keys, loaded.layout.next_key))
+        for key, item in zip(keys[:n_changed].tolist(), items, strict=False):
+            store.table.change(key, item)
         items, keys, rows = items[n_changed:], keys[n_changed:], rows[n_changed:]
-        removed = {key: item for key in gone if (item := store.table.get(key)) is not None}
+        removed = {key: its for key in gone if (its := store.table.get(key)) is not None}
         view_of = {item.id: item.view for item in items}
-        replaced = {key: item.view for key, item in removed.items() if view_of.get(item.id) == item.view}
+        replaced = {key: its.view for key, its in removed.items() if view_of.get(its.id) == its.view}
         if removed.keys() - replaced:
             store.drop(np.array(sorted(removed.keys() - replaced), np.int64))
         for view in VIEWS:
@@ -444,7 +461,6 @@ class FolderStore:
                 replacing = [key for key, its_view in replaced.items() if its_view == view]
                 store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen], replacing)
         store.table.next_key = layout.next_key
-        return Loaded(version, layout, store, changes[-1][0] if changes else loaded.change)
 
     def _load(self) -> Loaded:
         """Read everything; again if the files were replaced meanwhile."""
@@ -500,7 +516,7 @@ class FolderStore:
         )
 
     def _compact_sparse(self) -> None:
-        """Write all rows again if more than half of them are holes."""
-        rows = sum(self._loaded.layout.rows.values())
-        if rows >= COMPACTED and 2 * len(self._loaded.store.table) < rows:
+        """Write all rows again if more than half of them are holes, or the log of changes is long."""
+        loaded, rows = self._loaded, sum(self._loaded.layout.rows.values())
+        if rows >= COMPACTED and (2 * len(loaded.store.table) < rows or loaded.change > 2 * rows):
             self.compact()
