@@ -233,7 +233,7 @@ class MemoryStore:
         for attempt in itertools.count():
             before = self._replaced
             allowed = None if where is None else self.table.find(SEARCHED[task], where)
-            if where is not None and allowed is not None and not len(allowed):
+            if where is not None and allowed is not None and not len(allowed) and not attempt:
                 self.table.check_keys(where)
             if attempt:  # an item was removed after its vector matched: search among those that are left
                 present = self.table.keys(SEARCHED[task])
@@ -243,6 +243,7 @@ class MemoryStore:
             records = self.table.records(keys[:, :k])
             if records is not None and (allowed is None or self._is_settled(before, attempt)):
                 break
+            where = None if where is None else replace(where, all_stored=False)
         assert records is not None
         return Matches(products, records, self.table.make_item)
 
@@ -376,6 +377,8 @@ class MemoryStore:
             page = [self.table.get(key) for key in keys[listing.offset : listing.end].tolist()]
             if self._is_settled(before, attempt):
                 break
+            if listing.where is not None:
+                listing = replace(listing, where=replace(listing.where, all_stored=False))
         return [item for item in page if item is not None], len(keys)
 
     def _list_keys(self, listing: Listing) -> Keys:
