@@ -439,3 +439,24 @@ class TestFilesOfOthers:
                 make(seed=2).retriever.save(folder)
         assert (folder / name).is_symlink()
         assert {file: file.read_bytes() for file in before} == before
+
+
+def test_images_are_found_wherever_they_were_when_they_were_added(made, tmp_path):
+    """Paths are stored relative to the first images' folder; others are stored whole."""
+    made.retriever.save(tmp_path / "a" / "model")
+    places = [tmp_path / "a" / "photos", tmp_path / "a" / "photos", tmp_path / "b"]
+    for number, place in enumerate(places):
+        made.retriever.add(made.x[:1], ids=[f"new {number}"], paths=[place / f"{number}.png"])
+    other = Retriever.load(tmp_path / "a" / "model")
+    for change in (lambda: None, other.refit, other.store.compact, lambda: other.remove("3")):
+        change()
+        for retriever in (made.retriever, other, Retriever.load(tmp_path / "a" / "model")):
+            paths = [retriever.item(f"new {number}").path for number in range(3)]
+            assert paths == [str(place / f"{number}.png") for number, place in enumerate(places)]
+    made.retriever.store.close()
+    other.store.close()
+    (tmp_path / "a" / "photos").mkdir()
+    (tmp_path / "a").rename(tmp_path / "moved")
+    moved = Retriever.load(tmp_path / "moved" / "model")
+    assert moved.item("new 1").path == str(tmp_path / "moved" / "photos" / "1.png")
+    assert moved.item("new 2").path == str(tmp_path / "b" / "2.png")

@@ -52,7 +52,6 @@ from diptych.retrieval.stores._files import (
     Layout,
     check_version,
     check_writable,
-    clear_items,
     delete_items,
     insert_items,
     map_rows,
@@ -60,7 +59,6 @@ from diptych.retrieval.stores._files import (
     read_current_layout,
     read_graph,
     read_items,
-    read_row_numbers,
     read_rows,
     tidy,
     update_items,
@@ -68,7 +66,6 @@ from diptych.retrieval.stores._files import (
     write_folder,
     write_graph,
     write_layout,
-    write_rows,
 )
 from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
 
@@ -135,33 +132,12 @@ class FolderStore:
         """
         folder = check_writable(folder)
 
-        def fill(connection: Connection, name: str) -> Layout:
-            places = Places.of((item for _, item in store.table), folder)
-            keys = {view: store.table.keys(view) for view in VIEWS}
-            layout = Layout(
-                store.kind,  # type: ignore[arg-type]
-                store.dtype,  # type: ignore[arg-type]
-                {task: store.indexes[task].dimension for task in TASKS},
-                {view: index.dimension for view, index in store.kept.items()},
-                name,
-                name if store.kept else None,
-                {view: len(keys[view]) for view in VIEWS},
-                store.table.next_key,
-                store.learned,
-                places.describe(),
-            )
-            write_rows(folder, layout, store, {view: np.arange(len(keys[view])) for view in VIEWS})
-            clear_items(connection)
-            for view in VIEWS:
-                insert_items(connection, places, store.items(view), keys[view].tolist(), itertools.count())
-            return layout
-
         def write_files(path: Path) -> None:
             for task, index in store.indexes.items() if graphs else ():
                 write_graph(path, task, index)
             write_model(path)
 
-        version, layout = write_folder(folder, fill, write_files)
+        version, layout = write_folder(folder, store, write_files)
         assert layout is not None
         return cls(folder, loaded=Loaded(version, layout, store))
 
@@ -178,7 +154,7 @@ class FolderStore:
     @property
     def keeps_features(self) -> bool:
         """Whether the features of items are stored."""
-        return self._loaded.layout.features is not None
+        return bool(self._loaded.layout.widths)
 
     @property
     def resident(self) -> MemoryStore:
@@ -326,61 +302,36 @@ class FolderStore:
             if not contents.same_vectors:
                 store = store.replace(lambda: contents, version)
 
-            def fill(connection: Connection, name: str) -> Layout:
-                if contents.same_vectors:
-                    return loaded.layout
-                layout = msgspec.structs.replace(
-                    loaded.layout, vectors=name, dimensions=dict(contents.dimensions), learned=store.learned
-                )
-                write_rows(self.folder, layout, store, read_row_numbers(connection, store), {name})
-                return layout
-
             def write_model(folder: Path) -> None:
                 for task, index in store.indexes.items():
                     write_graph(folder, task, index)
                 contents.write_model(folder)
 
-            self._put_in_use(connection, loaded, fill, write_model, store)
+            stays = loaded.layout if contents.same_vectors else None
+            self._put_in_use(connection, store, write_model, stays)
         self._tidy()
         return self
 
     def compact(self) -> None:
         """Write all rows again, without those of removed items."""
         with self._transaction() as (connection, loaded):
-            store = loaded.store
-
-            def fill(connection: Connection, name: str) -> Layout:
-                keys = {view: store.table.keys(view) for view in VIEWS}
-                layout = msgspec.structs.replace(
-                    loaded.layout,
-                    vectors=name,
-                    features=name if store.kept else None,
-                    rows={view: len(keys[view]) for view in VIEWS},
-                )
-                write_rows(self.folder, layout, store, {view: np.arange(len(keys[view])) for view in VIEWS})
-                for view in VIEWS:
-                    rows = enumerate(keys[view].tolist())
-                    connection.executemany("UPDATE items SET row = ? WHERE key = ?", rows)
-                connection.execute("DELETE FROM changes")
-                return layout
-
-            self._put_in_use(connection, loaded, fill, None, store)
+            self._put_in_use(connection, loaded.store, None)
         self._tidy()
 
     def _put_in_use(
         self,
         connection: Connection,
-        loaded: Loaded,
-        fill: Callable[[Connection, str], Layout],
-        write_model: Callable[[Path], None] | None,
         store: MemoryStore,
+        write_model: Callable[[Path], None] | None,
+        layout: Layout | None = None,
     ) -> None:
         """Write other files, commit, and go on with ``store``, which holds what they do."""
-        version, layout = write_current(connection, self.folder, loaded.version, fill, write_model)
+        version, layout = write_current(connection, self.folder, store, write_model, layout)
         assert layout is not None
         with self._syncing:  # so that no search reads everything again
             connection.execute("COMMIT")
-            self._loaded = Loaded(version, layout, store, 0 if write_model is None else loaded.change)
+            change = self._loaded.change if layout.name == self._loaded.layout.name else 0
+            self._loaded = Loaded(version, layout, store, change)
 
     def _tidy(self) -> None:
         with self._writing:
@@ -414,7 +365,7 @@ class FolderStore:
     def _catch_up(self, loaded: Loaded) -> Loaded:
         with self._database.reading() as connection:
             version, layout = read_current_layout(connection, self.folder)
-            same = (version, layout.names) == (loaded.version, loaded.layout.names)
+            same = (version, layout.name) == (loaded.version, loaded.layout.name)
             first = loaded.layout.next_key if same else layout.next_key
             items, keys, rows = read_items(connection, self.folder, first, loaded.change)
             changes = connection.execute(
