@@ -1,8 +1,7 @@
 """Adding to a folder of items, removing and loading: ``python benchmarks/collection.py [--sizes 10000 …]``.
 
 Each addition and removal is on the disk when it returns. Beside them stand the same items as rows of SQLite
-alone, with each of its journals, and with ``--peers`` LanceDB and Chroma (``--packages FOLDER``: where these
-are installed, if elsewhere). ``--sizes 1000000`` needs about 6 GiB of memory and of disk.
+alone, with each of its journals, and with ``--peers`` LanceDB and Chroma. ``--sizes 1000000`` needs about 6 GiB of memory and of disk.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import shutil
 import sqlite3
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -27,12 +25,9 @@ parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_
 parser.add_argument("--rounds", type=int, default=100, help="additions and removals, one by one")
 parser.add_argument("--batch", type=int, default=10_000)
 parser.add_argument("--peers", action="store_true", help="measure LanceDB and Chroma too")
-parser.add_argument("--packages", type=Path, help="folder in which lancedb and chromadb are installed")
 parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")
 options = parser.parse_args()
 pin_threads(1)
-if options.packages is not None:
-    sys.path.append(os.fspath(options.packages))
 if options.peers:
     require("lancedb", "pip install lancedb")
     require("chromadb", "pip install chromadb")
