@@ -388,7 +388,7 @@ class MemoryStore:
         if listing.where is not None:
             allowed = [self.table.find(view, listing.where) for view in views]
             if not any(some is None for some in allowed):
-                keys = np.intersect1d(keys, np.concatenate([some for some in allowed if some is not None]))
+                keys = keys[np.isin(keys, np.concatenate([some for some in allowed if some is not None]))]
             if not len(keys):
                 self.table.check_keys(listing.where)
         if listing.order_by is not None:
