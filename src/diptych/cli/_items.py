@@ -41,6 +41,12 @@ _CORRELATIONS = {
 Repository = Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: user/name.")]
 
 
+class ChangeOptions(RunOptions):
+    """How ``add`` and ``remove`` run."""
+
+    interrupted = "the change may have been made; diptych info says how many items there are"
+
+
 class PushOptions(RunOptions):
     """How ``push`` runs."""
 
@@ -59,7 +65,7 @@ def add(
     *,
     table: TableOptions,
     encoders: LoadOptions,
-    run: RunOptions,
+    run: ChangeOptions,
 ) -> None:
     """Add images or pairs to a model. It learns from new pairs only with --refit.
 
@@ -117,7 +123,7 @@ def remove(
         list[str], typer.Argument(metavar="ID...", help="Ids of images or captions, or paths of images.")
     ],
     *,
-    run: RunOptions,
+    run: ChangeOptions,
 ) -> None:
     """Remove items from a model; an image is removed with its captions.
 
