@@ -54,7 +54,7 @@ from diptych.scenes import make_scenes
 from diptych.service import _serve as serving
 from diptych.service._files import Images
 from diptych.service._model import ModelHolder
-from diptych.service._writes import Upload
+from diptych.service._writes import Addition, Upload
 from example_files import network_with_weights
 
 WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])
@@ -350,9 +350,13 @@ def opened(folder):
 def write(shelf, name, colour=None):
     """Add to what is served: a caption, or a picture."""
     retriever = shelf.current.retriever
-    content = None if colour is None else picture(colour)
-    given = None if content is None else (Upload(content), retriever.encoders.encode_images([content]))
-    shelf.writer.add(retriever, given, [] if given else ["a red dog runs"], name, {})
+    if colour is None:
+        captions = ["a red dog runs"]
+        new = Addition(None, None, captions, retriever.encoders.encode_texts(captions), {}, name)
+    else:
+        content = picture(colour)
+        new = Addition(Upload(content), retriever.encoders.encode_images([content]), [], None, {}, name)
+    shelf.writer.add(retriever, [new])
 
 
 # What clients and files can make a server do

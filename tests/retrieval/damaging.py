@@ -106,9 +106,9 @@ def change_items(folder, rng):
             (f"UPDATE items SET {rng.choice(columns)} = ? WHERE key = {key}", [value]),
             (f"UPDATE items SET {rng.choice(columns)} = ?", [value]),
             (f"DELETE FROM items WHERE key = {key}", []),
-            (f"INSERT INTO removals (key) VALUES ({key})", []),
+            (f"INSERT INTO changes (key) VALUES ({key})", []),
             (f"UPDATE current SET {rng.choice(['version', 'sha256', 'contents'])} = ?", [value]),
-            (f"DROP TABLE {rng.choice(['items', 'removals', 'current'])}", []),
+            (f"DROP TABLE {rng.choice(['items', 'changes', 'current'])}", []),
         ]
     )
     if rng.random() < 0.4:

@@ -248,7 +248,7 @@ class TestFiles:
         assert sum(path.stat().st_size for path in (folder / "rows").iterdir()) == size
         mine.remove([f"more {i}" for i in range(5, 60)])
         assert sum(path.stat().st_size for path in (folder / "rows").iterdir()) < size / 2
-        assert execute(folder, "SELECT count(*) FROM removals") == [(0,)]
+        assert execute(folder, "SELECT count(*) FROM changes") == [(0,)]
         for retriever in (other, mine, made.retriever):
             add(retriever, made, f"by {id(retriever)}")
         loaded = Retriever.load(folder, mmap=mmap)
@@ -259,7 +259,18 @@ class TestFiles:
         mine.refit()
         same_answers(other, mine, made.x[:10], made.y[:20], k=99)
 
-    @pytest.mark.parametrize("what", ["add", "remove", "refit", "compact", "save"])
+    def test_the_log_of_changes_does_not_grow_forever(self, folder, monkeypatch):
+        monkeypatch.setattr(_folder, "COMPACTED", 100)
+        mine, other = Retriever.load(folder), Retriever.load(folder)
+        rows, logged = len(mine), []
+        for number in range(2 * rows + 3):
+            mine.update("7", metadata={"number": number})
+            logged += execute(folder, "SELECT count(*) FROM changes")[0]
+        assert max(logged) == 2 * rows
+        assert logged[-1] < 5
+        assert other.item("7").metadata == {"number": 2 * rows + 2}
+
+    @pytest.mark.parametrize("what", ["add", "remove", "update", "replace", "refit", "compact", "save"])
     def test_what_a_killed_writer_left_is_overwritten_or_removed(self, folder, made, monkeypatch, what):
         """The process ends before its commit, with all files written."""
         before = ids(folder)
@@ -277,6 +288,10 @@ class TestFiles:
                 with retriever.store._transaction() as (connection, _):
                     connection.execute("DELETE FROM items")
                     end()
+            elif what == "update":
+                retriever.update("7", metadata={"lost": True})
+            elif what == "replace":
+                retriever.add(made.x[:1], ids=["7"], on_conflict="replace")
             elif what == "refit":
                 retriever.refit()
             elif what == "compact":
@@ -287,6 +302,7 @@ class TestFiles:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
         assert ids(folder) == before
         again = Retriever.load(folder)
+        assert again.item("7") == made.retriever.item("7")
         add(again, made, "new")
         again.refit()
         assert ids(folder) == before | {"new", "new#0"}

@@ -17,6 +17,9 @@ OPERATIONS = [
     "POST /v1/score",
     "POST /v1/items",
     "POST /v1/session",
+    "GET /v1/items",
+    "PUT /v1/items/{item_id}",
+    "PATCH /v1/items/{item_id}",
     "GET /v1/items/{item_id}",
     "GET /v1/items/{item_id}/image",
     "GET /v1/items/{item_id}/thumbnail",
@@ -66,7 +69,7 @@ def test_every_operation_is_tested(operations):
     [
         *((label, GenerationMode.POSITIVE) for label in OPERATIONS),
         # Requests without a body cannot be invalid: any string may be an id.
-        *((label, GenerationMode.NEGATIVE) for label in OPERATIONS if label.startswith("POST")),
+        *((label, GenerationMode.NEGATIVE) for label in OPERATIONS if label[:2] in ("PO", "PU", "PA")),
     ],
 )
 def test_no_request_is_an_internal_error(operations, label, mode):
@@ -80,7 +83,10 @@ def test_no_request_is_an_internal_error_for_a_model_of_features(operations_of_f
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("label", ["POST /v1/annotate", "POST /v1/score", "POST /v1/items"])
+@pytest.mark.parametrize(
+    "label",
+    ["POST /v1/annotate", "POST /v1/score", "POST /v1/items", "PATCH /v1/items/{item_id}"],
+)
 def test_no_request_is_an_internal_error_for_a_first_view_of_texts(operations_of_molecules, label, mode):
     fuzz(operations_of_molecules[label], mode)
 

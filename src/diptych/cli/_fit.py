@@ -21,7 +21,15 @@ from diptych.cli._options import (
     read_settings,
     read_views,
 )
-from diptych.cli._run import RunOptions, align, option, refuse_settings, refuse_unused, run_option
+from diptych.cli._run import (
+    RunOptions,
+    align,
+    name_gallery,
+    option,
+    refuse_settings,
+    refuse_unused,
+    run_option,
+)
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
@@ -287,5 +295,6 @@ def evaluate(
         return
     intervals = result.intervals()
     rows = [[title, *result.cells(metric, intervals)] for metric, title in TITLES.items()]
-    lines = [*align([[name, *result], *rows], slice(1, None)), *(f"wrote {file}" for file in written)]
-    how.show({name: result, "intervals": intervals}, lines)
+    header = [name_gallery(name, *result.galleries.values()), *result]
+    lines = [*align([header, *rows], slice(1, None)), *(f"wrote {file}" for file in written)]
+    how.show({name: result, "intervals": intervals, "galleries": result.galleries}, lines)

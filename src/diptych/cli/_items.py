@@ -18,6 +18,7 @@ from diptych.cli._run import (
     RunOptions,
     align,
     exit_if_unreadable,
+    name_gallery,
     option,
     refuse_unused,
     shorten,
@@ -264,7 +265,8 @@ def _describe_model(content: dict[str, Any], model: Path) -> Iterator[str]:
     yield describe_probabilities(content["calibration"])
     for split, scores in facts.get("metrics", {}).items():
         rows = [[task, *(f"{values[name]:.1f}" for name in RECALLS)] for task, values in scores.items()]
-        yield from align([[split, *RECALLS.values()], *rows], slice(1, None))
+        title = name_gallery(split, *facts["pairs"].get({"validation": "val"}.get(split, split), ()))
+        yield from align([[title, *RECALLS.values()], *rows], slice(1, None))
 
 
 def _describe_tasks(content: dict[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from diptych._checks import DataWarning, InputError, count
+from diptych._checks import TASKS, DataWarning, InputError, count
 
 if TYPE_CHECKING:
     from diptych.retrieval._encoders import Encoders
@@ -159,6 +159,12 @@ def align(rows: Iterable[Sequence[str]], numbers: slice = slice(0)) -> list[str]
         width = max(map(len, column))
         columns[at] = [cell.rjust(width) if at in right else cell.ljust(width) for cell in column]
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+
+
+def name_gallery(split: str, *sizes: int) -> str:
+    """Return the title of a table of recalls: the split, and among how many items each task searched."""
+    among = (f"{task} among {size:,}" for task, size in zip(TASKS, sizes, strict=False))
+    return ", ".join([split, *among])
 
 
 @contextlib.contextmanager

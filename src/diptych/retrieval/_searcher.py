@@ -21,8 +21,10 @@ from diptych.retrieval._inputs import NewItems, Queries, QueryPart, Search, enco
 from diptych.retrieval._items import QUERIED, TASK_OF, VIEWS, Hit, Hits, Item, View
 from diptych.retrieval.stores._base import (
     Block,
+    Change,
     Contents,
     Floats,
+    Listing,
     Matches,
     ModelChanged,
     RefusedError,
@@ -70,23 +72,54 @@ class Searcher:
         results = _SearchResults(matches, scores, calibration).list_hits(search, queries.ignored_words)
         return results[0] if queries.single else results
 
-    def add(self, items: Mapping[View, Sequence[Item]], features: Mapping[View, Floats]) -> None:
-        """Add items with their features, all of them or none."""
-        blocks = [self._block(view, rows, features[view]) for view, rows in items.items()]
-        self.store.add(blocks, self.version)
+    def add(
+        self,
+        items: Mapping[View, Sequence[Item]],
+        features: Mapping[View, Floats],
+        *,
+        in_place: bool = False,
+    ) -> None:
+        """Add items with their features, all or none; ``in_place``: of those with their ids."""
+        blocks = [self._block(view, some, features[view]) for view, some in items.items() if some]
+        if blocks:
+            self.store.add(blocks, self.version, replace=in_place)
 
-    def add_new(self, new: NewItems) -> dict[View, list[Item]]:
+    def add_new(
+        self, new: NewItems, features: Mapping[View, Floats], *, in_place: bool = False
+    ) -> dict[View, list[Item]]:
         """Add what a user gave; return the items, those without an id with a number."""
         previous = None
         while True:
             items = new.make(self._unused_ids(), self.encoders.inputs)
             try:
-                self.add(items, new.features)
+                self.add(items, features, in_place=in_place)
                 return items
             except TakenError:
                 if items == previous:
                     raise
                 previous = items  # another process may have used these numbers: try the next ones
+
+    def without_stored(self, new: NewItems) -> NewItems:
+        """Leave out what a user gave with an id that is stored already."""
+        items = new.make(self._unused_ids(), self.encoders.inputs)
+        ids = [item.id for some in items.values() for item in some]
+        stored = {item.id for item in self.store.items(ids=ids)}
+        rows = {
+            view: [row for row, item in enumerate(some) if item.id not in stored]
+            for view, some in items.items()
+        }
+        return replace(new, rows=rows)
+
+    def update(self, item: Item, change: Change, features: Floats | None) -> Item:
+        """Change an item, with other features if it has other content; see ``Store.update``."""
+        content = None if features is None else self._block(item.view, [item], features)
+        return self.store.update([item.id], change, self.version, content)[0]
+
+    def list_items(
+        self, listing: Listing, where: Filter | Callable[[Item], bool] | None
+    ) -> tuple[list[Item], int]:
+        """Return a page of the items that pass a filter, and how many there are on all pages."""
+        return self.store.page(replace(listing, where=self._filter(listing.view, where)))
 
     def features_of(self, view: View, items: Sequence[Item]) -> Floats:
         """Return the features of stored items: as they are kept, or encoded again."""
@@ -200,7 +233,7 @@ class Searcher:
         items = list(itertools.islice(self.store.items(view), n))
         return self.features_of(view, items) if items else None
 
-    def _filter(self, view: View, where: Filter | Callable[[Item], bool] | None) -> Filter | None:
+    def _filter(self, view: View | None, where: Filter | Callable[[Item], bool] | None) -> Filter | None:
         if callable(where):
             return Filter(frozenset(item.id for item in self.store.items(view) if where(item)))
         return where

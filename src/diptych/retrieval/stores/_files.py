@@ -21,7 +21,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from sqlite3 import Connection
@@ -184,7 +184,7 @@ def write_current(
     previous = read_version(folder, connection)
     name = next_version("" if previous is None else previous.id)
     if layout is None:
-        for table in ("items", "removals"):
+        for table in ("items", "changes"):
             connection.execute(f"DELETE FROM {table}")  # noqa: S608
         layout = None if store is None else _write_items(connection, folder, name, store)
     if write_model is not None:
@@ -230,21 +230,51 @@ def _write_items(connection: Connection, folder: Path, name: str, store: MemoryS
     return layout
 
 
-def read_items(connection: Connection, folder: Path, first: int = 0) -> tuple[list[StoredItem], Keys, Keys]:
-    """Return the items with keys from ``first`` on, with their keys and rows."""
-    statement = "SELECT key, row, item FROM items WHERE key >= ? ORDER BY key"
-    return parse_items(connection.execute(statement, (first,)), folder / FILE)
+def read_items(
+    connection: Connection, folder: Path, first: int = 0, change: int = 0
+) -> tuple[list[StoredItem], Keys, Keys]:
+    """Return the items with keys from ``first`` on, or changed after ``change``, with their keys and rows."""
+    # CROSS JOIN looks up these keys; otherwise SQLite would look at every item.
+    changed = connection.execute(
+        "SELECT DISTINCT items.key, row, item FROM changes CROSS JOIN items USING (key) "
+        "WHERE number > ? AND key < ? ORDER BY items.key",
+        (change, first),
+    )
+    new = connection.execute("SELECT key, row, item FROM items WHERE key >= ? ORDER BY key", (first,))
+    return parse_items(itertools.chain(changed, new), folder / FILE)
 
 
 def insert_items(
     connection: Connection, places: Places, items: Iterable[Item], keys: Iterable[int], rows: Iterable[int]
 ) -> None:
     """Add items under their keys."""
+    values = (
+        (key, row, item.id, places.pack(item)) for key, row, item in zip(keys, rows, items, strict=False)
+    )
+    _execute(connection, "INSERT INTO items VALUES (?, ?, ?, ?)", values)
+
+
+def update_items(connection: Connection, places: Places, items: Mapping[int, Item]) -> None:
+    """Put other items in the place of those under some keys."""
+    values = ((places.pack(item), key) for key, item in items.items())
+    _execute(connection, "UPDATE items SET item = ? WHERE key = ?", values)
+    _log_changes(connection, items)
+
+
+def delete_items(connection: Connection, keys: Sequence[int]) -> None:
+    """Remove items."""
+    connection.executemany("DELETE FROM items WHERE key = ?", [(key,) for key in keys])
+    _log_changes(connection, keys)
+
+
+def _log_changes(connection: Connection, keys: Iterable[int]) -> None:
+    """Tell readers that the items under some keys were changed or removed."""
+    connection.executemany("INSERT INTO changes (key) VALUES (?)", [(key,) for key in keys])
+
+
+def _execute(connection: Connection, statement: str, values: Iterable[tuple[Any, ...]]) -> None:
     try:
-        values = (
-            (key, row, item.id, places.pack(item)) for key, row, item in zip(keys, rows, items, strict=False)
-        )
-        connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", values)
+        connection.executemany(statement, values)
     except UnicodeEncodeError as error:
         text = ascii(error.object)[:60]
         raise InputError(f"{text} is not valid Unicode text; rename the file or the id.") from None

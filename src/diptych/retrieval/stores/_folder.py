@@ -3,16 +3,17 @@
 **A writer** is one transaction of SQLite, alone among all processes. It first learns what others have
 committed, writes new rows behind the valid ones, flushes them, and then commits the items together with the
 number of valid rows. So an addition is on the disk when it returns, and one that was killed leaves rows that
-the next writer overwrites. Removed items leave holes. Once more than half of the rows are holes, the rows are
-written again without them.
+the next writer overwrites. An item that gets another vector gets a new key and a new row. Removed items leave
+holes. Once more than half of the rows are holes, or there were twice as many changes as rows, the rows are
+written again without holes, and the log of changes begins anew.
 
 **A new model** (a fit, a refit, a calibration) is a new version and new files of rows, written completely and
 flushed before the commit that makes them current. Then the old files are removed; a process that has them
 mapped can still read them (on Windows the next such commit removes them).
 
 **A reader** looks at a counter of SQLite before each search. If others have committed, it reads the items
-added since and the keys removed since; if there are other files, it reads everything again. A search for
-another version of the model than the current one is ``ModelChanged``.
+added since, and the keys whose items were changed or removed since; if there are other files, it reads
+everything again. A search for another version of the model than the current one is ``ModelChanged``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -34,13 +35,24 @@ from diptych._database import FILE, Database
 from diptych._model_folder import Version
 from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PublishedPlaces, StoredItem, View
-from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, ModelChanged, State, Store
+from diptych.retrieval.stores._base import (
+    Block,
+    Change,
+    Contents,
+    Floats,
+    Listing,
+    Matches,
+    ModelChanged,
+    State,
+    Store,
+)
 from diptych.retrieval.stores._faiss import VectorIndex
 from diptych.retrieval.stores._files import (
     ROWS,
     Layout,
     check_version,
     check_writable,
+    delete_items,
     insert_items,
     map_rows,
     open_rows,
@@ -49,6 +61,7 @@ from diptych.retrieval.stores._files import (
     read_items,
     read_rows,
     tidy,
+    update_items,
     write_current,
     write_folder,
     write_graph,
@@ -62,12 +75,12 @@ COMPACTED = 1024
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """What is in memory: the version, the layout, and the number of the last removal that are applied."""
+    """What is in memory: the version, the layout, and the number of the last change that are applied."""
 
     version: Version
     layout: Layout
     store: MemoryStore
-    removal: int = 0
+    change: int = 0
 
 
 @dataclass(frozen=True)
@@ -214,40 +227,66 @@ class FolderStore:
             version = self._refresh().version  # another process has just replaced it
         yield version.path, version.id
 
-    def add(self, blocks: Sequence[Block], version: str) -> None:
+    def page(self, listing: Listing) -> tuple[list[Item], int]:
+        """Return a page of items, and how many there are on all pages; see ``Store.page``."""
+        return self.resident.page(listing)
+
+    def add(self, blocks: Sequence[Block], version: str, *, replace: bool = False) -> None:
         """Add items in one transaction; they are on the disk when this returns."""
         with self._transaction(version) as (connection, loaded):
-            loaded.store.check_new(blocks)
-            layout = loaded.layout
-            places = self.reading.places(layout, self.folder)
-            if places.images is None:  # these are the first images that lie somewhere
-                places = Places.of((item for block in blocks for item in block.items), self.folder)
-            rows, key = dict(layout.rows), layout.next_key
-            for block in blocks:
-                first, n = rows[block.view], len(block.items)
-                for name, (file, dtype, width) in layout.files(block.view).items():
-                    content = block.vectors if name == TASK_OF[block.view] else block.features
-                    if content is None:
-                        raise InputError("this index keeps features; pass them with the vectors.")
-                    with open_rows(self.folder, file) as write:
-                        write(first, np.asarray(content, dtype).reshape(n, width))
-                numbers = itertools.count(key), itertools.count(first)
-                insert_items(connection, places, block.items, *numbers)
-                rows[block.view], key = first + n, key + n
-            write_layout(
-                connection,
-                msgspec.structs.replace(layout, rows=rows, next_key=key, images=places.describe()),
-            )
+            self._add(connection, loaded, blocks, replace=replace)
+        self._compact_sparse()
+
+    def update(
+        self, ids: Sequence[str], change: Change, version: str, content: Block | None = None
+    ) -> list[Item]:
+        """Change items in one transaction; see ``Store.update``."""
+        with self._transaction(version) as (connection, loaded):
+            changed = loaded.store.change_items(ids, change)
+            items = list(changed.values())
+            if content is not None:
+                self._add(connection, loaded, [replace(content, items=items)], replace=True)
+            else:
+                layout, places = loaded.layout, self._places(loaded.layout, items)
+                update_items(connection, places, changed)
+                write_layout(connection, msgspec.structs.replace(layout, images=places.describe()))
+        self._compact_sparse()
+        return items
 
     def remove(self, ids: Sequence[str]) -> int:
         """Remove items in one transaction, and with an image its captions; return how many."""
         with self._transaction() as (connection, loaded):
-            keys = [(key,) for key in loaded.store.keys_to_remove(ids).tolist()]
-            connection.executemany("DELETE FROM items WHERE key = ?", keys)
-            connection.executemany("INSERT INTO removals (key) VALUES (?)", keys)
-        if self._is_sparse(self._loaded):
-            self.compact()
+            keys = loaded.store.keys_to_remove(ids).tolist()
+            delete_items(connection, keys)
+        self._compact_sparse()
         return len(keys)
+
+    def _add(self, connection: Connection, loaded: Loaded, blocks: Sequence[Block], *, replace: bool) -> None:
+        """Write rows behind the valid ones, and insert their items; with ``replace``, in place of others."""
+        replacing = loaded.store.check_new(blocks, replace=replace)
+        delete_items(connection, np.concatenate(list(replacing.values())).tolist())
+        layout = loaded.layout
+        places = self._places(layout, [item for block in blocks for item in block.items])
+        rows, key = dict(layout.rows), layout.next_key
+        for block in blocks:
+            first, n = rows[block.view], len(block.items)
+            for name, (file, dtype, width) in layout.files(block.view).items():
+                content = block.vectors if name == TASK_OF[block.view] else block.features
+                if content is None:
+                    raise InputError("this index keeps features; pass them with the vectors.")
+                with open_rows(self.folder, file) as write:
+                    write(first, np.asarray(content, dtype).reshape(n, width))
+            insert_items(connection, places, block.items, itertools.count(key), itertools.count(first))
+            rows[block.view], key = first + n, key + n
+        write_layout(
+            connection,
+            msgspec.structs.replace(layout, rows=rows, next_key=key, images=places.describe()),
+        )
+
+    def _places(self, layout: Layout, items: Sequence[Item]) -> Places:
+        """Return where images lie; if these are the first that lie somewhere, there."""
+        places = self.reading.places(layout, self.folder)
+        return Places.of(items, self.folder) if places.images is None else places
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:
         """Put another model in place of the stored one, for the same items.
@@ -291,8 +330,8 @@ class FolderStore:
         assert layout is not None
         with self._syncing:  # so that no search reads everything again
             connection.execute("COMMIT")
-            removal = self._loaded.removal if layout.name == self._loaded.layout.name else 0
-            self._loaded = Loaded(version, layout, store, removal)
+            change = self._loaded.change if layout.name == self._loaded.layout.name else 0
+            self._loaded = Loaded(version, layout, store, change)
 
     def _tidy(self) -> None:
         with self._writing:
@@ -328,32 +367,40 @@ class FolderStore:
             version, layout = read_current_layout(connection, self.folder)
             same = (version, layout.name) == (loaded.version, loaded.layout.name)
             first = loaded.layout.next_key if same else layout.next_key
-            items, keys, rows = read_items(connection, self.folder, first)
-            removals = connection.execute(
-                "SELECT number, key FROM removals WHERE number > ? ORDER BY number", (loaded.removal,)
+            items, keys, rows = read_items(connection, self.folder, first, loaded.change)
+            changes = connection.execute(
+                "SELECT number, key FROM changes WHERE number > ? ORDER BY number", (loaded.change,)
             ).fetchall()
         if not same:
             return self._load()
         try:
-            self._apply(loaded.store, layout, [key for _, key in removals], items, keys, rows)
+            self._apply(loaded, layout, {key for _, key in changes}, items, keys, rows)
         except (InputError, OSError):  # the files were replaced meanwhile
             return self._load()
-        return Loaded(version, layout, loaded.store, removals[-1][0] if removals else loaded.removal)
+        return Loaded(version, layout, loaded.store, changes[-1][0] if changes else loaded.change)
 
     def _apply(
         self,
-        store: MemoryStore,
+        loaded: Loaded,
         layout: Layout,
-        removed: list[int],
+        changed: set[int],
         items: Sequence[StoredItem],
         keys: Keys,
         rows: Keys,
     ) -> None:
         """Make the changes in memory that were committed."""
-        present = [key for key in removed if store.table.get(key) is not None]
-        if present:
-            store.drop(np.array(present, np.int64))
+        store = loaded.store
         store.table.places = self.reading.places(layout, self.folder)
+        gone = changed.difference(keys.tolist())
+        n_changed = int(np.searchsorted(keys, loaded.layout.next_key))
+        for key, item in zip(keys[:n_changed].tolist(), items, strict=False):
+            store.table.change(key, item)
+        items, keys, rows = items[n_changed:], keys[n_changed:], rows[n_changed:]
+        removed = {key: its for key in gone if (its := store.table.get(key)) is not None}
+        view_of = {item.id: item.view for item in items}
+        replaced = {key: its.view for key, its in removed.items() if view_of.get(its.id) == its.view}
+        if removed.keys() - replaced:
+            store.drop(np.array(sorted(removed.keys() - replaced), np.int64))
         for view in VIEWS:
             chosen = np.array([item.view == view for item in items], np.bool_)
             if chosen.any():
@@ -362,7 +409,8 @@ class FolderStore:
                     for name, (file, dtype, width) in layout.files(view).items()
                 }
                 some = list(itertools.compress(items, chosen))
-                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen])
+                replacing = [key for key, its_view in replaced.items() if its_view == view]
+                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen], replacing)
         store.table.next_key = layout.next_key
 
     def _load(self) -> Loaded:
@@ -371,10 +419,10 @@ class FolderStore:
             with self._database.reading() as connection:
                 version, layout = read_current_layout(connection, self.folder)
                 items = read_items(connection, self.folder)
-                removal = connection.execute("SELECT max(number) FROM removals").fetchone()[0]
+                change = connection.execute("SELECT max(number) FROM changes").fetchone()[0]
             try:
                 store = self._open(version, layout, *items)
-                return Loaded(version, layout, store, removal or 0)
+                return Loaded(version, layout, store, change or 0)
             except (InputError, OSError):
                 with self._database.reading() as connection:
                     if read_current_layout(connection, self.folder) == (version, layout):
@@ -418,7 +466,8 @@ class FolderStore:
             layout.kind, layout.dtype, table=table, indexes=indexes, kept=kept, learned=layout.learned
         )
 
-    def _is_sparse(self, loaded: Loaded) -> bool:
-        """Return whether more than half of the rows are holes."""
-        rows = sum(loaded.layout.rows.values())
-        return rows >= COMPACTED and 2 * len(loaded.store.table) < rows
+    def _compact_sparse(self) -> None:
+        """Write all rows again if more than half of them are holes, or the log of changes is long."""
+        loaded, rows = self._loaded, sum(self._loaded.layout.rows.values())
+        if rows >= COMPACTED and (2 * len(loaded.store.table) < rows or loaded.change > 2 * rows):
+            self.compact()
