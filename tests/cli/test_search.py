@@ -506,8 +506,7 @@ def test_info_notices_every_damaged_file_that_load_refuses(place):
 
 
 def test_a_damaged_description_is_refused_where_it_is_read(place):
-    model = json.loads((files_of(place / "model") / "config.json").read_bytes())["model"]
-    description = {**model["description"], "components": {"search": 4}}
-    edit_config(place / "model", model={**model, "description": description})
+    config = json.loads((files_of(place / "model") / "config.json").read_bytes())
+    edit_config(place / "model", description={**config["description"], "components": {"search": 4}})
     assert "the description of the model lacks one of the tasks" in refused("info", "model")
     assert run("search", "model", "a red star").exit_code == 0

@@ -91,20 +91,13 @@ def test_the_reference_is_stored_and_measured_again(scored, tmp_path):
 
     config = files_of(tmp_path / "model") / "config.json"
     content = json.loads(config.read_text())
-    stored = content["calibration"].pop("pairs")
+    stored = content["calibration"]["pairs"]
     for damage in ({"true": [0.5, 0.1]}, {"true": [0.1]}, {"false": [0.1, 1e300]}, {"false": None}):
         content["calibration"]["pairs"] = stored | damage
         config.write_text(json.dumps(content))
         seal(tmp_path / "model")
         with pytest.raises(InputError, match="config.json"):
             Retriever.load(tmp_path / "model")
-    del content["calibration"]["pairs"]  # as an older version has saved it
-    config.write_text(json.dumps(content))
-    seal(tmp_path / "model")
-    old = Retriever.load(tmp_path / "model")
-    assert old.search(y[0])[0].probability is not None
-    assert "Retriever.calibrate" in old.score_pairs(x[:9], y[:9]).absent
-    assert old.calibrate(x[:200], y[:200]).score_pairs(x[:9], y[:9]).absent is None
 
 
 def test_without_held_out_pairs_there_are_scores_and_no_percentiles(make):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, 
 from diptych._persistence import Schema
 from diptych.cca._projector import Projector
 from diptych.retrieval._items import QUERIED, SEARCHED, View
-from diptych.retrieval._pair_scores import NOT_COMPARED, PairReference
+from diptych.retrieval._pair_scores import PairReference
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -133,11 +133,11 @@ class TaskCalibration(Schema, frozen=True):
 
 
 class TaskCalibrations(TypedDict):
-    """The probabilities of both tasks, and the scores of held-out pairs, which older models lack."""
+    """The probabilities of both tasks, and the scores of held-out pairs."""
 
     search: TaskCalibration
     annotate: TaskCalibration
-    pairs: NotRequired[PairReference]
+    pairs: PairReference
 
 
 Calibration: TypeAlias = TaskCalibrations | str
@@ -157,7 +157,7 @@ def describe_calibration(calibration: Calibration) -> dict[str, Any]:
 
 def read_reference(calibration: Calibration) -> PairReference | str:
     """Return the scores of held-out pairs; or why there are none."""
-    return calibration if isinstance(calibration, str) else calibration.get("pairs", NOT_COMPARED)
+    return calibration if isinstance(calibration, str) else calibration["pairs"]
 
 
 def fit_calibration(

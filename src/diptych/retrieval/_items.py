@@ -25,7 +25,6 @@ from diptych._checks import (
     InputError,
     Task,
     import_package,
-    missing_package_error,
 )
 from diptych._persistence import Schema
 from diptych.data._files import contained_path
@@ -219,7 +218,7 @@ class Hits(Sequence[Hit]):
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each hit, and a column for each key of the metadata."""
-        pandas = import_package("pandas", missing_package_error("a data frame needs", "pandas", "pandas"))
+        pandas = import_package("pandas", "a data frame needs", "pandas", "pandas")
         fields = ("score", "probability", "id", "view", "path", "text", "image")
         rows = [
             {"score": hit.score, "probability": hit.probability, **vars(hit.item)}

@@ -22,9 +22,6 @@ from diptych.cca._projector import Projector
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
-NOT_COMPARED = "it was saved before pairs were scored; Retriever.calibrate measures held-out pairs again"
-"""Why the scores of a model have no percentiles that has probabilities."""
-
 _QUANTILES = 201
 _BLOCK = 4096
 

@@ -469,11 +469,13 @@ class Retriever:
         from diptych.retrieval._pair_scores import PairScores, mean_scores
 
         def score(searcher: Searcher) -> PairScores:
-            views: tuple[tuple[View, Any], ...] = (("image", images), ("text", texts))
-            x, y = (
-                read_new_items(searcher.encoders, view, things, None, searcher.fitted.layout)[1]
-                for view, things in views
-            )
+            encoders, layout = searcher.encoders, searcher.fitted.layout
+
+            def read(view: View, given: Any) -> np.ndarray[Any, Any]:
+                things, features = read_new_items(encoders, view, given, None, layout)
+                return encode_new_items(encoders, view, things) if features is None else features
+
+            x, y = read("image", images), read("text", texts)
             scores = mean_scores(searcher.projectors, x, y, check_pairing(pairing, len(x), y))
             return PairScores.compare(scores, read_reference(searcher.fitted.calibration))
 
