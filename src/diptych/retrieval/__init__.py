@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from diptych.retrieval._items import Hit, Hits, Item
     from diptych.retrieval._near_duplicates import DuplicateGroup, Duplicates
     from diptych.retrieval._retriever import Retriever
+    from diptych.retrieval._sync import SyncReport
 
-__all__ = ["DuplicateGroup", "Duplicates", "Evaluation", "Hit", "Hits", "Item", "Retriever"]
+__all__ = ["DuplicateGroup", "Duplicates", "Evaluation", "Hit", "Hits", "Item", "Retriever", "SyncReport"]
 
 __getattr__, __dir__ = export_lazily(
     __name__,
@@ -19,5 +20,6 @@ __getattr__, __dir__ = export_lazily(
         "_evaluation": ["Evaluation"],
         "_items": ["Hit", "Hits", "Item"],
         "_retriever": ["Retriever"],
+        "_sync": ["SyncReport"],
     },
 )

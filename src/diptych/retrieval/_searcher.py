@@ -70,10 +70,12 @@ class Searcher:
         results = _SearchResults(matches, scores, calibration).list_hits(search, queries.ignored_words)
         return results[0] if queries.single else results
 
-    def add(self, items: Mapping[View, Sequence[Item]], features: Mapping[View, Floats]) -> None:
-        """Add items with their features, all of them or none."""
+    def add(
+        self, items: Mapping[View, Sequence[Item]], features: Mapping[View, Floats], *, replace: bool = False
+    ) -> None:
+        """Add items with their features, all of them or none; with ``replace``, in place of those stored."""
         blocks = [self._block(view, rows, features[view]) for view, rows in items.items()]
-        self.store.add(blocks, self.version)
+        self.store.add(blocks, self.version, replace=replace)
 
     def add_new(self, new: NewItems) -> dict[View, list[Item]]:
         """Add what a user gave; return the items, those without an id with a number."""

@@ -1,0 +1,400 @@
+"""Libraries of photos: a model folder that knows folders of photos, and follows what changes in them.
+
+A photo is an item whose id is its path from its folder. What its file was when it was read (size, time,
+SHA-256) is in tables of its own in ``items.sqlite``, not in the metadata of items: so searches, pages and
+published models never show it, and the library remembers photos that a user has removed, which stay removed
+while their files are the same.
+
+A photo is in the library before its file is recorded. So work that was killed goes on where it stopped: an
+item whose file is not recorded is recorded as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diptych._checks import InputError
+from diptych._database import PHOTO_SCHEMA
+from diptych._persistence import file_digest
+from diptych._progress import progress_bar
+from diptych._threads import prefetch, thread_count
+from diptych.data._encode import make_image_pipeline
+from diptych.data._photos import PhotoText, list_photos, measure_photo, read_photo
+from diptych.encoders._decoding import DEFAULT_MAX_PIXELS
+from diptych.encoders._image import make_example
+from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._items import VIEWS, Item, Places, PlacesConfig, View
+from diptych.retrieval._recommended import default_encoder
+from diptych.retrieval._searcher import Searcher, batches
+from diptych.retrieval.stores._base import Floats, Store
+from diptych.retrieval.stores._folder import FolderStore
+
+if TYPE_CHECKING:
+    from diptych.retrieval._retriever import Retriever
+
+BATCH = 256
+"""Photos that are encoded and added at a time: what an interruption can lose."""
+
+_ENCODED = 32  # images in one call of the encoder
+
+
+@dataclass
+class SyncReport:
+    """What ``Retriever.sync`` has done.
+
+    Attributes
+    ----------
+    added, updated, gone
+        Ids of new photos, of photos whose file or captions changed, and of photos without a file.
+    renamed
+        The new path of each photo whose file has another name now, by its id, which stays.
+    unchanged, removed
+        Numbers of files, and of photos without a file that were removed.
+    unreadable
+        Why a file could not be read, by its path.
+    """
+
+    added: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    unchanged: int = 0
+    removed: int = 0
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the library is another than before."""
+        return bool(self.added or self.updated or self.renamed or self.removed)
+
+
+@dataclass(frozen=True)
+class PhotoFile:
+    """What the file of a photo was when it was read, and the id of the photo."""
+
+    id: str
+    size: int
+    modified: int
+    sha256: str
+
+
+class PhotoFolders:
+    """The folders that a library knows, and what their files were; in tables beside those of items."""
+
+    def __init__(self, store: Store) -> None:
+        if not isinstance(store, FolderStore):
+            place = "in a database" if store.address else "in memory; save it first"
+            raise InputError(f"only a model folder follows folders of photos, and this model is {place}.")
+        self._store = store
+
+    def list(self) -> dict[int, Path]:
+        """Return the folders by their numbers: where they were, or at the same place beside the library."""
+        with self._store.read_tables() as connection:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'folders'").fetchone():
+                return {}
+            rows = connection.execute("SELECT number, path, from_model FROM folders ORDER BY number")
+            places = {n: PlacesConfig(str(path), str(beside)) for n, path, beside in rows}
+        located = {n: Places.read(place, self._store.folder).images for n, place in places.items()}
+        return {n: Path(str(path)) for n, path in located.items()}
+
+    def add(self, folder: Path) -> int:
+        """Remember a folder, and return its number."""
+        try:
+            beside = os.path.relpath(folder, self._store.folder)
+        except ValueError:  # on another drive of Windows
+            beside = str(folder)
+        with self._store.write_tables() as connection:
+            for statement in PHOTO_SCHEMA:
+                connection.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
+            row = str(folder), beside
+            connection.execute("INSERT OR IGNORE INTO folders (path, from_model) VALUES (?, ?)", row)
+            number = connection.execute("SELECT number FROM folders WHERE path = ?", row[:1]).fetchone()
+        return int(number[0])
+
+    def files(self, number: int) -> dict[str, PhotoFile]:
+        """Return the files of a folder by their paths from there."""
+        with self._store.read_tables() as connection:
+            rows = connection.execute(
+                "SELECT name, id, size, modified, sha256 FROM files WHERE folder = ?", (number,)
+            ).fetchall()
+        return {str(name): PhotoFile(*values) for name, *values in rows}
+
+    def record(self, number: int, files: Mapping[str, PhotoFile], forgotten: Iterable[str] = ()) -> None:
+        """Store what files of a folder are now, and forget others."""
+        with self._store.write_tables() as connection:
+            names = [(number, name) for name in forgotten]
+            connection.executemany("DELETE FROM files WHERE folder = ? AND name = ?", names)
+            rows = [(number, name, f.id, f.size, f.modified, f.sha256) for name, f in files.items()]
+            connection.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A photo whose file is new or not as it was; ``encode``: its pixels may be others."""
+
+    name: str
+    path: Path
+    file: PhotoFile
+    encode: bool
+
+
+def sync(retriever: Retriever, folders: Sequence[str | os.PathLike[str]], remove: bool) -> SyncReport:
+    """Bring a library up to date with some folders of photos; with all that it knows, if none is named."""
+    known, report = PhotoFolders(retriever.store), SyncReport()
+    if not folders:
+        folders = list(known.list().values())
+        if not folders:
+            raise InputError("this library knows no folder of photos; name one.")
+    places = [Path(folder).resolve() for folder in folders]
+    for place in places:
+        if not place.is_dir():
+            raise InputError(f"{place} is not a folder that can be read now; nothing was changed.")
+    for place in places:
+        _sync_folder(retriever, known, place, remove, report)
+    return report
+
+
+def _sync_folder(
+    retriever: Retriever, known: PhotoFolders, folder: Path, remove: bool, report: SyncReport
+) -> None:
+    store = retriever.store
+    assert isinstance(store, FolderStore)
+    roots = known.list()
+    # A part of a folder that is known has its photos already.
+    number = next((n for n, root in roots.items() if folder.is_relative_to(root)), None)
+    root = folder if number is None else roots[number]
+    photos = {p.relative_to(root).as_posix(): p for p in list_photos(folder, without=store.folder).values()}
+    before = {} if number is None else known.files(number)
+    before = {name: file for name, file in before.items() if (root / name).is_relative_to(folder)}
+    if not photos:
+        missing = "; is its disk there?" if before else "; give a folder of photos."
+        raise InputError(f"{folder} holds no images{missing}")
+    number = known.add(root) if number is None else number
+    ids = {item.id for item in store.items()}
+    changes, renamed = _find_changes(store, photos, before, ids, report)
+    with progress_bar("encoding photos") as progress:
+        for start in range(0, len(changes), BATCH):
+            batch = changes[start : start + BATCH]
+            _put(retriever, batch, report)
+            done = {c.name: c.file for c in batch if str(c.path) not in report.unreadable}
+            known.record(number, done, [renamed[name] for name in done if name in renamed])
+            progress(min(1.0, (start + BATCH) / len(changes)))
+    gone = {name: file.id for name, file in before.items() if name not in photos}
+    for name in renamed.values():
+        gone.pop(name, None)
+    present = [item.id for item in store.items("image", ids=list(gone.values()))]
+    if remove:
+        report.removed += retriever.remove(present)
+        known.record(number, {}, gone)
+    report.gone += present
+
+
+def _find_changes(
+    store: FolderStore,
+    photos: Mapping[str, Path],
+    before: Mapping[str, PhotoFile],
+    ids: set[str],
+    report: SyncReport,
+) -> tuple[list[_Change], dict[str, str]]:
+    """Return the photos whose files are not as they were, and the previous names of those renamed."""
+    measured = dict[str, tuple[int, int]]()
+    for name, path in photos.items():
+        try:
+            measured[name] = measure_photo(path)
+        except OSError as error:  # a link to nowhere, or removed just now
+            report.unreadable[str(path)] = f"{path}: {error.strerror}"
+    others = [
+        name
+        for name, size in measured.items()
+        if name not in before or size != (before[name].size, before[name].modified)
+    ]
+    report.unchanged += len(measured) - len(others)
+    by_digest = {file.sha256: name for name, file in before.items() if name not in photos}
+    by_path = {item.path: item.id for item in store.items("image")} if others else {}
+    changes, renamed = list[_Change](), dict[str, str]()
+    threads = thread_count(None)
+    digests = prefetch(_digest, [photos[name] for name in others], threads, 4 * threads)
+    for name, digest in zip(others, digests, strict=True):
+        path, previous = photos[name], before.get(name)
+        if isinstance(digest, OSError):
+            report.unreadable[str(path)] = f"{path}: {digest.strerror}"
+            continue
+        if previous is None and digest in by_digest:
+            renamed[name] = by_digest.pop(digest)
+            previous = before[renamed[name]]
+        same = previous is not None and previous.sha256 == digest
+        if previous is not None:
+            item_id = previous.id
+        elif str(path) in by_path:  # its file was not recorded
+            item_id, same = by_path[str(path)], True
+        else:
+            item_id = _choose_id(name, ids)
+            ids.add(item_id)
+        changes.append(_Change(name, path, PhotoFile(item_id, *measured[name], digest), not same))
+    return changes, renamed
+
+
+def _digest(path: Path) -> str | OSError:
+    try:
+        return file_digest(path)
+    except OSError as error:
+        return error
+
+
+def _choose_id(name: str, ids: set[str]) -> str:
+    """Return the path of a photo from its folder, with a number if another item has it as its id."""
+    number, item_id = 1, name
+    while item_id in ids:
+        number += 1
+        item_id = f"{name} ({number})"
+    return item_id
+
+
+def _put(retriever: Retriever, changes: Sequence[_Change], report: SyncReport) -> None:
+    """Encode what is new, and put photos with their captions into the library."""
+    texts = list(prefetch(read_photo, [c.path for c in changes], thread_count(None), BATCH))
+
+    def put(searcher: Searcher) -> SyncReport:
+        with retriever._writing:
+            return _put_photos(searcher, changes, texts)
+
+    done = retriever._current.run(put, uses_encoders=True)
+    report.added += done.added
+    report.updated += done.updated
+    report.renamed |= done.renamed
+    report.unchanged += done.unchanged
+    report.unreadable |= done.unreadable
+
+
+def _put_photos(searcher: Searcher, changes: Sequence[_Change], texts: Sequence[PhotoText]) -> SyncReport:
+    report, store = SyncReport(), searcher.store
+    encoded, report.unreadable = _encode_photos(searcher.encoders, [c.path for c in changes if c.encode])
+    stored = {item.id: item for item in store.items("image", ids=[c.file.id for c in changes])}
+    described = dict[str, Item]()
+    captions, outdated = list[Item](), list[str]()
+    for change, text in zip(changes, texts, strict=True):
+        path, item = str(change.path), stored.get(change.file.id)
+        if path in report.unreadable or (item is None and not change.encode):  # or a user has removed it
+            continue
+        old = Item(change.file.id, "image") if item is None else item
+        new = described[path] = replace(old, path=path, metadata={**old.metadata, **text.metadata})
+        others, outdated_ids = _compare_captions(new, text, list(store.items("text", image=new.id)))
+        captions += others
+        outdated += outdated_ids
+        if item is None:
+            report.added.append(new.id)
+        elif item.path != path:
+            report.renamed[new.id] = path
+        elif change.encode or new != item or others or outdated_ids:
+            report.updated.append(new.id)
+        else:
+            report.unchanged += 1
+    images = {path: described[path] for path in encoded if path in described}
+    if images:
+        features = np.stack([encoded[path] for path in images])
+        searcher.add({"image": list(images.values())}, {"image": features}, replace=True)
+    moved = {new.id: new for path, new in described.items() if path not in images and new != stored[new.id]}
+    if moved:
+        store.update(list(moved), lambda item: moved[item.id], searcher.version)
+    if outdated:
+        store.remove(outdated)
+    if captions:
+        features = searcher.encoders.encode_texts([str(caption.text) for caption in captions])
+        searcher.add({"text": captions}, {"text": features}, replace=True)
+    return report
+
+
+def _compare_captions(photo: Item, text: PhotoText, stored: Sequence[Item]) -> tuple[list[Item], list[str]]:
+    """Return the captions of a photo that the library lacks, and the ids of those that its file lost."""
+    start = f"{photo.id}#"
+    before = {item.id: item.text for item in stored}
+    own = {start + end: caption for end, caption in text.captions.items()}
+    outdated = [name for name in before if name not in own and text.has_caption(name.removeprefix(start))]
+    others = {before[name] for name in before.keys() - own.keys() - set(outdated)}
+    missing = [
+        Item(name, "text", text=caption, image=photo.id)
+        for name, caption in own.items()
+        if before.get(name) != caption and caption not in others
+    ]
+    return missing, outdated
+
+
+def _encode_photos(encoders: Encoders, paths: Sequence[Path]) -> tuple[dict[str, Floats], dict[str, str]]:
+    """Return the features of photos by their paths, and why others cannot be read."""
+    if not paths:
+        return {}, {}
+    if encoders.image is None:
+        raise encoders.missing("image")
+    pipeline = make_image_pipeline(
+        encoders.image, encoders.views.image, DEFAULT_MAX_PIXELS, _ENCODED, thread_count(None)
+    )
+    features, unreadable, first = dict[str, Floats](), dict[str, str](), 0
+    for batch in pipeline.run(paths):
+        wrong = dict(batch.unreadable)
+        unreadable |= {str(paths[i]): str(error) for i, error in wrong.items()}
+        good = (str(paths[i]) for i in range(first, first + batch.size) if i not in wrong)
+        features |= dict(zip(good, batch.features, strict=True))
+        first += batch.size
+    return features, unreadable
+
+
+def find_towers(encoders: Encoders) -> int:
+    """Return the number of features of a dual encoder, whose cosine compares images with texts as it is."""
+    names, advice = encoders.views, "name the two towers of a dual encoder such as CLIP (diptych encoders)"
+    if encoders.image is None or encoders.text is None:
+        raise InputError(f"{names.image} and {names.text} encoder are needed both; {advice}.")
+    widths = [
+        int(features.shape[1])
+        for features in (encoders.encode_images([make_example()]), encoders.encode_texts(["a photo"]))
+    ]
+    if widths[0] != widths[1]:
+        raise InputError(
+            f"the {names.image} encoder gives {widths[0]} features and the {names.text} encoder {widths[1]}, "
+            f"so they cannot be compared as they are; {advice}."
+        )
+    return widths[0]
+
+
+def open_towers(image_encoder: Any, text_encoder: Any) -> Encoders:
+    """Return the encoders of a library without captions; by default CLIP, where fastembed is installed."""
+    auto = [isinstance(encoder, str) and encoder == "auto" for encoder in (image_encoder, text_encoder)]
+    if any(auto) and not all(auto):
+        raise InputError("one encoder was named; name both towers of a dual encoder, or none for CLIP.")
+    if all(auto) and default_encoder("image") is None:
+        raise InputError(
+            "photos without captions are searched with a dual encoder such as CLIP: pip install "
+            '"diptych[encoders]", or name both of its towers with --image-encoder and --text-encoder.'
+        )
+    encoders = Encoders(image_encoder, text_encoder)
+    encoders.choose_defaults(fuses=True)
+    return encoders
+
+
+def match_items(searcher: Searcher, items: Mapping[View, Sequence[Item]]) -> dict[View, list[Item]]:
+    """Return items of pairs as a library has them already: under the id of the photo with the same path."""
+    stored = {item.path: item for item in searcher.store.items("image") if item.path is not None}
+    known = {item.id: old for item in items["image"] if (old := stored.get(item.path or "")) is not None}
+    images = [
+        replace(item, id=old.id, metadata={**old.metadata, **item.metadata})
+        if (old := known.get(item.id)) is not None
+        else item
+        for item in items["image"]
+    ]
+    texts = [
+        replace(item, image=known[item.image].id) if item.image in known else item for item in items["text"]
+    ]
+    return {"image": images, "text": texts}
+
+
+def keep_others(previous: Searcher, current: Searcher) -> None:
+    """Add all items of a library that a new model in memory does not have, by the features that are kept."""
+    ids = {item.id for item in current.store.items()}
+    for view in VIEWS:
+        for items in batches(item for item in previous.store.items(view) if item.id not in ids):
+            current.add({view: items}, {view: previous.features_of(view, items)})
