@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +51,9 @@ def add(
     model: opt.Model,
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE...", help="Image files, pairs, or two files of features."),
+        typer.Argument(
+            metavar="SOURCE...", help="Image files, folders of photos, a table, or two files of features."
+        ),
     ],
     refit: Annotated[bool, option("Fit again, with the pairs added.", "--refit")] = False,
     pairs: opt.Pairs = None,
@@ -62,20 +65,42 @@ def add(
 ) -> None:
     """Add images or pairs to a model. It learns from new pairs only with --refit.
 
+    Of folders of photos, which the model remembers, and of tables, what is there unchanged is skipped. A table
+    without captions gives metadata.
+
     Example: `diptych add model new-photo.jpg`
+
+    Example: `diptych add library more-photos`
 
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
+    from diptych.cli._index import show_sync, update
     from diptych.data import PairedDataset
+    from diptych.retrieval._sync import merge_pairs
 
     retriever = encoders.load(model, mmap=False)
     names, inputs = retriever.views, retriever.encoders.inputs
     unreadable: dict[str, str] = {}
+    updated: list[str] = []
+    are_folders = inputs == "images" and not retriever.store.address and _are_photo_folders(sources)
+    if are_folders or _are_items(sources, inputs):
+        what = (
+            "folders of photos"
+            if are_folders
+            else f"{plural(names.image)}, which have no {plural(names.caption)}"
+        )
+        refuse_settings(
+            ["--pairs"] * (pairs is not None) + ["--metadata"] * (metadata is not None), f"on {what}"
+        )
+        refuse_unused(table, vars(table), f"on {what}")
+    if are_folders:
+        report = update(retriever, list(map(Path, sources)), run)
+        if refit:
+            retriever.refit()
+        show_sync(report, model, run)
+        return
     if _are_items(sources, inputs):
-        reason = f"on {plural(names.image)}, which have no {plural(names.caption)}"
-        refuse_settings(["--pairs"] * (pairs is not None) + ["--metadata"] * (metadata is not None), reason)
-        refuse_unused(table, vars(table), reason)
-        encoders.refuse("text", reason)
+        encoders.refuse("text", f"on {what}")
         if refit:
             raise InputError(
                 f"--refit learns from pairs, and {plural(names.image)} alone have none; leave it out."
@@ -91,8 +116,10 @@ def add(
         if len(sources) == 1 and not _are_pairs(sources[0]) and retriever.encoders.image is None:
             raise retriever.encoders.missing("image")
         source, *texts = map(Path, sources)
-        data = table.open(source, texts[0] if texts else None, pairs, names, metadata)
-        if isinstance(data, PairedDataset) and inputs != "texts":
+        data = table.open(source, texts[0] if texts else None, pairs, names, metadata, needs_captions=False)
+        if isinstance(data, PairedDataset):
+            updated, data = merge_pairs(retriever, data)
+        if isinstance(data, PairedDataset) and inputs != "texts" and data.n_images:
             if data.paths is None:
                 raise InputError(
                     f"{source} does not say where its {plural(names.image)} are; give their folder as "
@@ -101,12 +128,17 @@ def add(
             _, unreadable = split_readable(map(str, data.paths), retriever.encoders)
             if unreadable:
                 data = data.select([i for i, path in enumerate(data.paths) if str(path) not in unreadable])
-        ids = retriever.add(**_make_arguments(data))
+        rows = data.n_images if isinstance(data, PairedDataset) else len(data.x)
+        ids = retriever.add(**_make_arguments(data)) if rows else []
     if refit:
         retriever.refit()
     retriever.save(model)
-    content = {"model": str(model), "added": ids, "refitted": refit, "unreadable": unreadable or None}
-    run.show(content, [f"added {count(len(ids), 'item')}; wrote {model}"])
+    content = {"model": str(model), "added": ids, "updated": updated, "refitted": refit}
+    said = f", updated {count(len(updated), 'item')}" if updated else ""
+    run.show(
+        {**content, "unreadable": unreadable or None},
+        [f"added {count(len(ids), 'item')}{said}; wrote {model}"],
+    )
     exit_if_unreadable(unreadable)
 
 
@@ -329,6 +361,19 @@ def _are_items(sources: list[str], inputs: Inputs) -> bool:
     return len(sources) > 1 or not _are_pairs(sources[0])
 
 
+def _are_photo_folders(sources: list[str]) -> bool:
+    """Return whether these are folders of photos, rather than of pairs or features."""
+    from diptych.data._readers import detect_format
+
+    are = []
+    for source in sources:
+        with suppress(InputError):  # several tables
+            are.append(os.path.isdir(source) and detect_format(Path(source))[0] == "folder")
+    if any(are) and not all(are):
+        raise InputError("folders of photos were given together with others; add one kind after the other.")
+    return bool(are) and all(are)
+
+
 def _are_pairs(source: str) -> bool:
     from diptych.data._readers import PAIRS_SUFFIXES
 
@@ -348,7 +393,10 @@ def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
         "metadata": dataset.metadata,
     }
     if isinstance(data, PairedDataset):
-        return arguments | {"images": paths or list(dataset.image_ids), "captions": dataset.captions}
+        captions = dataset.captions or None
+        if captions is None:
+            arguments |= {"pairing": None, "caption_ids": None}
+        return arguments | {"images": paths or list(dataset.image_ids), "captions": captions}
     texts = [caption or None for caption in dataset.captions]
     return arguments | {"images": data.x, "captions": data.y, "texts": texts, "paths": paths}
 

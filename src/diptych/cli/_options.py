@@ -70,11 +70,14 @@ class ColumnOptions:
         str | None, data_option("Encoding of a CSV or TSV that is not UTF-8, such as cp1252.")
     ] = None
 
-    def read(self, path: Path, views: ViewNames, metadata: str | None = None) -> PairedDataset:
+    def read(
+        self, path: Path, views: ViewNames, metadata: str | None = None, *, needs_captions: bool = True
+    ) -> PairedDataset:
         """Read the pairs at ``path``; ``metadata`` is the option of that name."""
         from diptych.data import read_pairs
 
-        return read_pairs(path, views=views, metadata=_read_columns(metadata), **asdict(self))
+        columns: dict[str, Any] = {"metadata": _read_columns(metadata), "needs_captions": needs_captions}
+        return read_pairs(path, views=views, **columns, **asdict(self))
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class TableOptions(ColumnOptions):
         pairs: Path | None,
         views: ViewNames,
         metadata: str | None = None,
+        *,
+        needs_captions: bool = True,
     ) -> PairedDataset | PairedViews:
         """Open what a command works on: pairs with images, or features of both views."""
         from diptych.data import PairedDataset, PairedViews, join, open_features
@@ -97,7 +102,7 @@ class TableOptions(ColumnOptions):
         if texts is None:
             if pairs is not None:
                 raise InputError("--pairs needs two files of features; give both, or the pairs alone.")
-            return self.read(source, views, metadata)
+            return self.read(source, views, metadata, needs_captions=needs_captions)
         if pairs is not None and pairs.suffix != ".npy":
             dataset = self.read(pairs, views, metadata)
             return join(dataset, _open_features(source), _open_features(texts))

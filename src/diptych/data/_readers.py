@@ -135,7 +135,7 @@ def read_pairs(
     if not path.exists():
         raise InputError(f"{path} does not exist; give a file of pairs or a folder of {plural(names.image)}.")
     if format is None:
-        format, path = _detect_format(path)
+        format, path = detect_format(path)
     check_choice(format, tuple(_READERS), "format")
     for name, value in {**columns, "encoding": encoding, "metadata": metadata}.items():
         if value is not None and format != "table":
@@ -159,7 +159,7 @@ class _Options:
         return None if self.images is None else tuple(contained_path(self.images, name) for name in names)
 
 
-def _detect_format(path: Path) -> tuple[Format, Path]:
+def detect_format(path: Path) -> tuple[Format, Path]:
     """Return the format of the pairs at ``path``, and the file to read: of a folder, the one file in it."""
     if path.is_dir():
         if all((path / name).is_file() for name in (FLICKR8K_TOKENS, *_FLICKR8K_SPLITS.values())):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from diptych.data._photos import PhotoText, list_photos, measure_photo, read_pho
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS
 from diptych.encoders._image import make_example
 from diptych.retrieval._encoders import Encoders
+from diptych.retrieval._inputs import dataset_items
 from diptych.retrieval._items import VIEWS, Item, Places, PlacesConfig, View
 from diptych.retrieval._recommended import default_encoder
 from diptych.retrieval._searcher import Searcher, batches
@@ -36,6 +38,7 @@ from diptych.retrieval.stores._base import Floats, Store
 from diptych.retrieval.stores._folder import FolderStore
 
 if TYPE_CHECKING:
+    from diptych.data import PairedDataset
     from diptych.retrieval._retriever import Retriever
 
 BATCH = 256
@@ -398,3 +401,47 @@ def keep_others(previous: Searcher, current: Searcher) -> None:
     for view in VIEWS:
         for items in batches(item for item in previous.store.items(view) if item.id not in ids):
             current.add({view: items}, {view: previous.features_of(view, items)})
+
+
+def merge_pairs(retriever: Retriever, dataset: PairedDataset) -> tuple[list[str], PairedDataset]:
+    """Give items that are there already the metadata and captions of a table; return their ids, and the rest.
+
+    An item is there if one has its path or, where there is no such file, its id.
+    """
+
+    def merge(searcher: Searcher) -> tuple[list[str], PairedDataset]:
+        store, inputs = searcher.store, searcher.encoders.inputs
+        items = match_items(searcher, dataset_items(dataset, {}, inputs))
+        stored = {item.id: item for item in store.items("image", ids=[item.id for item in items["image"]])}
+        known = {
+            item.id: {**stored[item.id].metadata, **item.metadata}
+            for item in items["image"]
+            if item.id in stored
+            and (item.path == stored[item.id].path or item.path is None or not os.path.isfile(item.path))
+        }
+        changed = [item_id for item_id, metadata in known.items() if metadata != stored[item_id].metadata]
+        captions = _number_captions(searcher, [text for text in items["text"] if text.image in known])
+        with retriever._writing:
+            if captions:
+                features = searcher.encoders.encode_texts([str(caption.text) for caption in captions])
+                searcher.add({"text": captions}, {"text": features})
+            if changed:
+                store.update(changed, lambda item: replace(item, metadata=known[item.id]), searcher.version)
+        rest = [row for row, item in enumerate(items["image"]) if item.id not in known]
+        updated = dict.fromkeys([*changed, *(str(caption.image) for caption in captions)])
+        return list(updated), dataset.select(rest)
+
+    return retriever._current.run(merge, uses_encoders=True)
+
+
+def _number_captions(searcher: Searcher, texts: Sequence[Item]) -> list[Item]:
+    """Return the captions that their images do not have, under ids that are free."""
+    new = list[Item]()
+    for image, captions in groupby(sorted(texts, key=lambda t: str(t.image)), lambda t: str(t.image)):
+        before = {item.id: item.text for item in searcher.store.items("text", image=image)}
+        for caption in captions:
+            if caption.text is not None and caption.text not in before.values():
+                free = (f"{image}#{n}" for n in count() if f"{image}#{n}" not in before)
+                new.append(replace(caption, id=next(free)))
+                before[new[-1].id] = caption.text
+    return new
