@@ -9,6 +9,10 @@ import numpy as np
 from diptych._database import FILE
 from diptych._model_folder import RECORD, current_version
 from diptych._persistence import file_digest
+from diptych.retrieval._folder import write_model
+from diptych.retrieval._searcher import Searcher
+from diptych.retrieval.stores._folder import FolderStore
+from diptych.retrieval.stores._memory import MemoryStore
 
 
 def files_of(folder):
@@ -55,6 +59,15 @@ def edit_config(folder, **changes):
     path = files_of(folder) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
     seal_config(folder)
+
+
+def save_without_features(retriever, folder):
+    """Save a retriever as one that was fitted with ``keep_features=False``."""
+    store = retriever.store.resident
+    parts = {"table": store.table, "indexes": store.indexes, "learned": store.learned}
+    slim = MemoryStore(store.kind, store.dtype, **parts)
+    searcher = Searcher(retriever.fitted, slim, retriever.encoders)
+    FolderStore.write(folder, slim, lambda path: write_model(path, searcher, False, place=folder)).close()
 
 
 def places(tree, path=()):

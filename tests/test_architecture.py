@@ -14,6 +14,7 @@ ORDER = [
     ["_checks"],
     ["_threads"],
     ["_devices", "_persistence"],
+    ["_database"],
     ["_model_folder"],
     ["ranking"],
     ["cca"],

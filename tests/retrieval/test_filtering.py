@@ -342,7 +342,8 @@ def test_an_unknown_key_is_compared_with_few_others(monkeypatch):
 
     monkeypatch.setattr("difflib.get_close_matches", compare)
     for n in (5, MOST_COMPARED, 20_000):
-        table = ItemTable([Item(str(i), "image", metadata={f"key {i}": i}) for i in range(n)])
+        table = ItemTable()
+        table.add([Item(str(i), "image", metadata={f"key {i}": i}) for i in range(n)])
         with pytest.raises(FilterError, match="The keys there are: 'key 0', 'key 1'"):
             table.check_keys(parse_filter({"unknown": 1}))
         with pytest.raises(FilterError, match=r"where names the key 'x{60}'…, which no item has"):

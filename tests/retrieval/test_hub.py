@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from diptych import AWCCA, HKSE, InputError, Retriever
-from diptych._model_folder import RECORD, new_version
+from diptych._database import FILE
 from diptych._persistence import CONFIG, write_config
 from diptych.data import read_pairs
-from diptych.retrieval._folder import KIND, RetrieverConfig
+from diptych.retrieval._folder import KIND, AddressConfig
+from diptych.retrieval.stores._folder import clear_items, write_version
 from diptych.scenes import make_scenes
 from example_files import write_network
 from hub_server import HubServer, Repository
-from saved_files import seal_config
+from saved_files import execute, seal_config
 from tolerance import assert_same_hits
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -30,7 +31,7 @@ yaml = pytest.importorskip("yaml")
 LIMIT = 120
 TOLERANCE = 1e-5
 QUERY = "a red star"
-NAMES = ("config.json", "index.safetensors", "items.jsonl", "model.safetensors")
+NAMES = ("config.json", "model.safetensors")
 ESTIMATOR = ("estimator.json", "estimator.safetensors")
 
 
@@ -107,10 +108,11 @@ def test_a_published_model_answers_as_before(published, place, client, tmp_path)
     assert not published.private
     files = published.files()
     (version,) = {name.split("/")[1] for name in files if name.startswith("versions/")}
-    names = (*NAMES, *ESTIMATOR, *(f"text-encoder/{name}" for name in NAMES[::3]))
+    names = (*NAMES, *ESTIMATOR, *(f"text-encoder/{name}" for name in NAMES))
     expected = {f"versions/{version}/{name}" for name in names}
-    assert {name for name in files if name.startswith("versions/")} == expected
-    assert set(files) - expected <= {".gitattributes", "README.md", "regularization.png", RECORD}
+    expected |= {f"rows/{version}.{task}" for task in ("search", "annotate")}
+    assert {name for name in files if name.startswith(("versions/", "rows/"))} == expected
+    assert set(files) - expected == {".gitattributes", "README.md", "regularization.png", FILE}
     for name, content in files.items():
         assert b"hidden-place" not in content, name
         assert str(place.parent).encode() not in content, name
@@ -176,11 +178,12 @@ def test_a_downloaded_model_is_a_folder_without_links(hub, published, place, cli
     assert set(result["paths"]) == {None}
     assert "its images were encoded by colours.onnx" in result["annotate"]
     assert result["annotated"] == 5
-    assert f"{RECORD} is a link, and links are not followed" in result["links"]
+    assert f"{FILE} is a link" in result["links"]
     assert result["copy"]
     files = [path for path in cache.rglob("*") if path.is_file()]
     names = {path.name for path in files if ".cache" not in path.relative_to(cache).parts}
-    assert names <= {*NAMES, *ESTIMATOR, RECORD, "README.md", "regularization.png"}
+    names -= {*NAMES, *ESTIMATOR, FILE, "README.md", "regularization.png"}
+    assert {name.partition(".")[2] for name in names} == {"search", "annotate"}
 
     # Without a network, from the cache.
     seen, before = len(hub.requests), list_files(cache)
@@ -227,14 +230,25 @@ def test_pushing_again_replaces_the_model_and_features_allow_a_refit(hub, place,
         versions = {name.split("/")[1] for name in repo.files(branch) if name.startswith("versions/")}
         assert len(versions) == 1
     names = {name.rpartition("/")[2] for name in repo.files("refit")}
-    assert {"features.safetensors", "moments.safetensors"} <= names
-    assert not {"features.safetensors", "moments.safetensors"} & {Path(n).name for n in repo.files()}
+    wanted = {
+        "moments.safetensors",
+        *(f"{version}.{view}" for version in versions for view in ("image", "text")),
+    }
+    assert wanted <= names
+    assert not wanted & {Path(n).name for n in repo.files()}
+    assert len([name for name in repo.files() if name.startswith("rows/")]) == 2
 
 
 @pytest.mark.slow
 def test_only_the_files_of_a_model_are_downloaded(hub, published, client, tmp_path):
     (version,) = {name.split("/")[1] for name in published.files() if name.startswith("versions/")}
-    names = ["model.py", "model.pkl", "a.bin", "versions/000009-00000000/index.safetensors"]
+    names = [
+        "model.py",
+        "model.pkl",
+        "a.bin",
+        "versions/000009-00000000/model.safetensors",
+        "rows/000009-00000000.search",
+    ]
     names += [f"versions/{version}/{name}" for name in ("search.hnsw", "other.json", "other.safetensors")]
     evil = dict.fromkeys(names, b"evil")
     # The config names some of them.
@@ -247,7 +261,7 @@ def test_only_the_files_of_a_model_are_downloaded(hub, published, client, tmp_pa
     config["files"] |= dict.fromkeys(("search.hnsw", "other.json", "../../model.py", "*"), entry)
     (path / "versions" / version / CONFIG).write_text(json.dumps(config))
     seal_config(path)
-    changed = {name: (path / name).read_bytes() for name in (RECORD, f"versions/{version}/{CONFIG}")}
+    changed = {name: (path / name).read_bytes() for name in (FILE, f"versions/{version}/{CONFIG}")}
     hub.repositories["models/ada/extra"] = published.copy(**evil, **changed)
     hub.requests.clear()
     client("pull", "ada/extra", "--out", tmp_path / "pulled", "-q")
@@ -270,13 +284,13 @@ def test_a_model_that_is_too_large_is_not_downloaded(hub, published, client):
         """
     )
     assert "more than max_gigabytes=1e-05; raise that to download it" in message
-    assert not [request for request in hub.requests if request.endswith("index.safetensors")]
+    assert not [request for request in hub.requests if request.endswith(".search")]
 
 
 @pytest.mark.slow
 def test_errors_are_one_sentence(hub, published, place, client, tmp_path):
-    damaged = next(name for name in published.files() if name.endswith("items.jsonl"))
-    changes = {damaged: published.files()[damaged].replace(b"star", b"moon")}
+    damaged = next(name for name in published.files() if name.endswith("model.safetensors"))
+    changes = {damaged: published.files()[damaged][:-1] + b"x"}
     for name, repo in {
         "private": published.copy(),
         "broken": published.copy(),
@@ -314,7 +328,7 @@ def test_errors_are_one_sentence(hub, published, place, client, tmp_path):
         (["hf_ada", "pull", "ada/private", "--revision", "v9", "--out", out], "has no such revision"),
         (["hf_ada", "pull", "ada/private", "--out", str(place / "scenes")], "is not a diptych retriever"),
         (["hf_ada", "pull", "ada/private", "--images", "none", "--out", out], "none is not a folder"),
-        (["hf_ada", "pull", "ada/damaged", "--out", out], "items.jsonl is not as it was written"),
+        (["hf_ada", "pull", "ada/damaged", "--out", out], "model.safetensors is not as it was written"),
         (["hf_ada", "pull", "ada/other", "--out", out], "ada/other is not a model of diptych"),
         (["hf_ada", "pull", "ada/broken", "--out", out], "the Hub answered 500 for ada/broken"),
         (["hf_ada", "push", model, "ada/broken"], "the Hub answered 500 for ada/broken"),
@@ -344,7 +358,7 @@ def test_errors_are_one_sentence(hub, published, place, client, tmp_path):
 def test_an_interrupted_download_leaves_nothing_behind(hub, published, client, tmp_path, how):
     out = tmp_path / "pulled"
     hub.stalled.clear()
-    hub.stalls = "index.safetensors"
+    hub.stalls = ".search"
     command = [sys.executable, "-m", "diptych", "pull", "ada/scenes", "--out", out]
     with client.start(*command, HF_HUB_DOWNLOAD_TIMEOUT="2") as process:
         try:
@@ -366,7 +380,8 @@ def test_no_path_of_a_published_model_is_opened(place, tmp_path):
     shutil.copytree(place / "model", folder)
     text = (next((folder / "versions").iterdir()) / CONFIG).read_text()
     assert str(place / "colours.onnx") in text  # written by somebody else, about files that exist here too
-    assert str(place / "scenes") in text
+    ((contents,),) = execute(folder, "SELECT contents FROM current")
+    assert str(place / "scenes") in contents
     trusted, published = Retriever.load(folder), Retriever.from_pretrained(folder)
     image = trusted.search(QUERY)[0].path
     assert trusted.annotate(image)
@@ -393,8 +408,12 @@ def test_no_database_is_opened_for_a_published_model(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)
         port = listener.getsockname()[1]
-        with new_version(tmp_path / "model", KIND) as draft:
-            write_config(draft.path, KIND, RetrieverConfig(0, f"postgresql://eve@127.0.0.1:{port}/trap"))
+        config = AddressConfig(f"postgresql://eve@127.0.0.1:{port}/trap")
+        write_version(
+            tmp_path / "model",
+            lambda connection, name: clear_items(connection),
+            lambda path: write_config(path, KIND, config),
+        )
         with pytest.raises(InputError, match="names a database, which is not opened for a published model"):
             Retriever.from_pretrained(tmp_path / "model")
         with pytest.raises(TimeoutError):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, HKSE, Fusion, InputError, Retriever, _persistence
+from diptych._model_folder import current_version
 from diptych._persistence import FORMAT_VERSION, check_format
 from diptych.cca import Moments
 from diptych.encoders import PyramidDescriptor, sentence_encoder
@@ -102,13 +103,12 @@ def test_mapped_vectors_and_features_stay_on_disk(make, tmp_path, monkeypatch):
     digested = []
     digest = _persistence.file_digest
     monkeypatch.setattr(_persistence, "file_digest", lambda path: digested.append(path.name) or digest(path))
-    loaded = Retriever.load(tmp_path / "model", mmap=True).store
+    loaded = Retriever.load(tmp_path / "model", mmap=True).store.resident
     for index in (*loaded.indexes.values(), *loaded.kept.values()):
         assert all(isinstance(chunk.vectors, np.memmap) for chunk in index.chunks())
         assert all(not chunk.vectors.flags.writeable for chunk in index.chunks())
-    assert "items.jsonl" in digested
-    assert not {"index.safetensors", "features.safetensors"} & set(digested)
-    plain = Retriever.load(tmp_path / "model").store
+    assert "model.safetensors" in digested
+    plain = Retriever.load(tmp_path / "model").store.resident
     assert not any(isinstance(c.vectors, np.memmap) for i in plain.indexes.values() for c in i.chunks())
 
 
@@ -155,11 +155,14 @@ def test_a_refit_reads_moments_of_a_version_that_others_have_replaced(make, tmp_
     made = make()
     made.retriever.save(tmp_path / "model")
     mine, other = (Retriever.load(tmp_path / "model") for _ in range(2))
+    learned = mine.fitted.learned
     other.add(made.x[:1], made.y[:1], ids=["theirs"])
     other.refit()
-    other.save(tmp_path / "model")
-    mine.refit()
-    assert mine.info()["facts"]["refitted"] == {"pairs": 120, "before": 120}
+    assert len(list((tmp_path / "model" / "versions").iterdir())) == 1
+    assert learned.moments().count == 120
+    assert type(learned.model()) is AWCCA
+    mine.refit()  # of the model that is current
+    assert mine.info()["facts"]["refitted"] == {"pairs": 121, "before": 121}
 
 
 def test_the_card_is_written_after_a_fit_or_refit_and_not_after_an_addition(make, tmp_path):
@@ -170,12 +173,10 @@ def test_the_card_is_written_after_a_fit_or_refit_and_not_after_an_addition(make
     assert in_version != written.st_ino  # so that whoever edits the card does not edit the version
     made.retriever.add(made.x[:1], made.y[:1], ids=["new"])
     made.retriever.save(tmp_path / "model")
-    linked = (tmp_path / "model" / "README.md").stat()
-    assert (linked.st_ino, linked.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    shown = (tmp_path / "model" / "README.md").stat()
+    assert (shown.st_ino, shown.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
     assert (files_of(tmp_path / "model") / "README.md").stat().st_ino == in_version
     made.retriever.refit()
-    made.retriever.save(tmp_path / "model")
-    assert (tmp_path / "model" / "README.md").stat().st_ino != written.st_ino
     assert "Refitted afterwards on 121 pairs" in (tmp_path / "model" / "README.md").read_text("utf-8")
 
 
@@ -294,16 +295,18 @@ def test_captions_that_are_no_strings_are_stored_as_such(make, tmp_path):
 
 
 def test_what_could_not_be_read_again_is_not_written(make, same_answers, tmp_path):
-    made = make()
-    made.retriever.save(tmp_path / "model")
-    before = Retriever.load(tmp_path / "model")
-    made.retriever.add(captions=made.y[:1], texts=["long " * 300_000], caption_ids=["endless"])
+    made, endless = make(), {"texts": ["long " * 300_000], "caption_ids": ["endless"]}
+    made.retriever.add(captions=made.y[:1], **endless)
     with pytest.raises(InputError, match="the item 'endless' takes 15"):
         made.retriever.save(tmp_path / "model")
-    same_answers(Retriever.load(tmp_path / "model"), before, made.x[:10], made.y[:20])
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    with pytest.raises(InputError, match="nothing was saved there yet"):
+        Retriever.load(tmp_path / "model")
     made.retriever.remove("endless")
     made.retriever.save(tmp_path / "model")
+    before = Retriever.load(tmp_path / "model").search(made.y, k=99)
+    with pytest.raises(InputError, match="the item 'endless' takes 15"):
+        made.retriever.add(captions=made.y[:1], **endless)
+    assert Retriever.load(tmp_path / "model").search(made.y, k=99) == before
 
 
 class TestRefused:
@@ -325,7 +328,7 @@ class TestRefused:
         with pytest.raises(InputError, match="no valid format version"):
             check_format({"format": "diptych-retriever", "version": version}, "retriever", folder)
 
-    def test_a_model_without_an_index_is_refused(self, make, tmp_path):
+    def test_a_model_without_an_index_is_refused(self, folder, make, tmp_path):
         made = make()
         AWCCA(params=(1.0, 1.0)).fit(made.x, made.y, made.pairing).save(tmp_path / "plain")
         with pytest.raises(
@@ -335,39 +338,40 @@ class TestRefused:
         assert "\n" not in str(caught.value)
         with pytest.raises(InputError, match="is not a diptych retriever"):
             made.retriever.save(tmp_path / "plain")
+        with pytest.raises(InputError, match="is not a diptych awcca"):
+            AWCCA(params=(1.0, 1.0)).fit(made.x, made.y, made.pairing).save(folder)
         AWCCA.load(tmp_path / "plain")
 
     def test_what_is_no_folder_or_another_one_is_refused(self, folder, make, tmp_path):
         with pytest.raises(InputError, match="is not a folder"):
             Retriever.load(tmp_path / "nothing")
         with pytest.raises(InputError, match="is not a folder"):
-            Retriever.load(folder / "current.json")
+            Retriever.load(folder / "items.sqlite")
         (tmp_path / "letters").mkdir()
         (tmp_path / "letters" / "dear.txt").write_text("keep me")
-        with pytest.raises(InputError, match="is not a model folder: current.json is missing"):
+        with pytest.raises(InputError, match="is not a model folder: it has neither"):
             Retriever.load(tmp_path / "letters")
         with pytest.raises(InputError, match="is not a diptych retriever"):
             make().retriever.save(tmp_path / "letters")
         assert (tmp_path / "letters" / "dear.txt").read_text() == "keep me"
 
+    def test_a_folder_of_an_earlier_version_is_refused(self, folder, make):
+        version = current_version(folder)
+        for path in folder.glob("items.sqlite*"):
+            path.unlink()
+        record = {"format": "diptych-retriever", "version": version.id, "sha256": version.digest}
+        (folder / "current.json").write_text(json.dumps(record))
+        with pytest.raises(InputError, match="was saved by an earlier version of diptych.*fit again"):
+            Retriever.load(folder)
+        with pytest.raises(InputError, match="is not a diptych retriever"):
+            make().retriever.save(folder)
+
     @pytest.mark.parametrize("mmap", [False, True])
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "model.safetensors",
-            "moments.safetensors",
-            "items.jsonl",
-            "index.safetensors",
-            "features.safetensors",
-        ],
-    )
+    @pytest.mark.parametrize("name", ["model.safetensors", "moments.safetensors"])
     def test_a_changed_byte_is_noticed_wherever_checksums_are_compared(self, folder, name, mmap):
         content = bytearray((files_of(folder) / name).read_bytes())
         content[-2] ^= 1
         (files_of(folder) / name).write_bytes(content)
-        if mmap and name in ("index.safetensors", "features.safetensors"):
-            Retriever.load(folder, mmap=True)
-            return
         refits = name == "moments.safetensors"  # which nothing else reads
         action = (
             Retriever.load(folder, mmap=mmap).refit if refits else partial(Retriever.load, folder, mmap=mmap)

@@ -99,7 +99,7 @@ def test_the_name_of_an_upload_is_not_used_as_a_path(make_client, copied_folder)
     client.post("/v1/items", files={"image": (name, jpeg(), "image/jpeg")}, data={"id": "named"})
     uploads = [path.name for path in (copied_folder / "uploads").iterdir()]
     assert len(uploads) == 1
-    assert len(uploads[0]) == 64
+    assert len(uploads[0]) == 73
 
 
 def test_a_hanging_or_dead_decoder_is_replaced():

@@ -1,6 +1,7 @@
 """The routes of the HTTP API."""
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from PIL import Image
 
 from diptych import Retriever
+from diptych.retrieval.stores._folder import FolderStore
 from diptych.service._model import LoadedModel
 from diptych.service._schemas import MAX_PARTS
+from saved_files import save_without_features
 from servers import TOKEN, ids, problem, wait_until
 
 
@@ -252,10 +255,7 @@ def test_a_model_without_a_fusion_has_no_parts(client):
 
 
 def test_items_without_stored_features_are_encoded_again(make_client, scenes_folder, tmp_path, easy):
-    retriever = Retriever.load(scenes_folder / "model")
-    retriever.store.kept.clear()
-    retriever.keep_features = False
-    retriever.save(tmp_path / "slim")
+    save_without_features(Retriever.load(scenes_folder / "model"), tmp_path / "slim")
     client = make_client(tmp_path / "slim")
     assert ids(client.post("/v1/annotate", json={"id": easy.image, "k": 1})) == [easy.id]
     assert ids(client.post("/v1/search", json={"id": easy.id, "k": 1})) == [easy.image]
@@ -405,15 +405,16 @@ def test_any_id_can_be_requested(make_client, tmp_path, rng):
             assert client.get(f"{place}/{size}").headers["content-type"] == "image/webp"
 
 
-def test_a_response_never_contains_a_path(make_client, scenes_folder, tmp_path, easy, path_of):
+def test_a_response_never_contains_a_path(make_client, scenes_folder, tmp_path, easy, path_of, monkeypatch):
     """The item is encoded again, and its file is missing."""
-    retriever = Retriever.load(scenes_folder / "model")
-    retriever.store.kept.clear()
-    retriever.keep_features = False
+    shutil.copytree(scenes_folder / "model", tmp_path / "model")
+    retriever = Retriever.load(tmp_path / "model")
+    monkeypatch.setattr(FolderStore, "features", lambda *args: None)
     rows = retriever.encoders.encode_images([path_of(easy.image)])
     retriever.add(rows, ids=["lost"], paths=[tmp_path / "secret" / "lost.png"])
     client = make_client(scenes_folder / "model")
-    client.service.holder.current = LoadedModel(retriever, "model", "1")
+    client.service.holder.current = LoadedModel(retriever, "model", retriever.version)
+    client.service.holder._load = None
     for path in ("/v1/annotate", "/v1/similar"):
         answer = client.post(path, json={"id": "lost"})
         assert problem(answer) == (404, "no-image")

@@ -21,7 +21,7 @@ from diptych.service._security import (
     is_loopback,
 )
 from diptych.service._serve import make_server
-from saved_files import edit_config, files_of, seal
+from saved_files import edit_config, execute, files_of
 from servers import TOKEN, make_service
 
 
@@ -215,20 +215,13 @@ def test_a_malicious_model_shows_only_images(make_client, tmp_path, rng):
 
 
 def test_numbers_that_json_lacks_are_refused_when_read(make_client, copied_folder, easy):
-    items = files_of(copied_folder) / "items.jsonl"
-    whole = items.read_text()
-    lines = whole.splitlines()
-    first = json.loads(lines[0])
-    first["metadata"]["weight"] = float("nan")
-    items.write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n")
-    seal(copied_folder)
-    with pytest.raises(InputError, match="line 1, is not an item"):
-        make_client(copied_folder)
-    items.write_text(whole)
-    model = json.loads((files_of(copied_folder) / "config.json").read_text())
-    edit_config(copied_folder, model={**model, "facts": {**model["facts"], "odd": float("inf")}})
+    facts = json.loads((files_of(copied_folder) / "config.json").read_text())["facts"]
+    edit_config(copied_folder, facts={**facts, "odd": float("inf")})
     with pytest.raises(InputError, match="config.json is not valid JSON"):
         make_client(copied_folder)
+    execute(copied_folder, "UPDATE items SET metadata = ? WHERE key = 3", '{"weight": NaN}')
+    with pytest.raises(InputError, match="holds what is not an item"):
+        Retriever.load(copied_folder)
 
 
 def test_queries_are_logged_only_on_request(make_client, easy, caplog):

@@ -12,7 +12,6 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
-from diptych._model_folder import lock_for_serving
 from diptych.cli import app
 from diptych.service import _serve
 from servers import TOKEN
@@ -38,11 +37,6 @@ def test_a_port_in_use_is_an_error(folder):
         other.bind(("127.0.0.1", 0))
         other.listen()
         assert "choose another --port" in refused(folder, "--port", other.getsockname()[1])
-
-
-def test_two_servers_do_not_write_to_one_model(copied_folder):
-    with lock_for_serving(copied_folder):
-        assert "being changed by another process" in refused(copied_folder, "--writable", "--port", 0)
 
 
 def test_a_missing_package_is_named_with_the_install_command(folder):

@@ -13,7 +13,7 @@ import typer
 from diptych._checks import InputError, count
 from diptych.cli import _options as opt
 from diptych.cli._encoders import Device, EncoderOptions, LoadOptions
-from diptych.cli._run import ResumedRun, exit_if_unreadable, hide_library_bars, option, shorten
+from diptych.cli._run import ResumedRun, RunOptions, exit_if_unreadable, hide_library_bars, option, shorten
 
 if TYPE_CHECKING:
     from diptych.retrieval import Retriever, SyncReport
@@ -108,7 +108,7 @@ def check_readable(folders: list[Path]) -> None:
             raise InputError(f"{folder} holds {images}, none of which can be read (the first: {reason})")
 
 
-def update(retriever: Retriever, folders: list[Path], run: ResumedRun, remove: bool = False) -> SyncReport:
+def update(retriever: Retriever, folders: list[Path], run: RunOptions, remove: bool = False) -> SyncReport:
     """Bring a library up to date, with a progress bar."""
     from diptych._progress import progress_bar
 
@@ -116,7 +116,7 @@ def update(retriever: Retriever, folders: list[Path], run: ResumedRun, remove: b
         return retriever.sync(folders, remove=remove)
 
 
-def show_sync(report: SyncReport, library: Path, run: ResumedRun, *, leave: bool = True) -> None:
+def show_sync(report: SyncReport, library: Path, run: RunOptions, *, leave: bool = True) -> None:
     """Print what has changed in a library; ``leave`` the command with 1 if a file cannot be read."""
     content: dict[str, Any] = {"model": str(library), **asdict(report)}
     run.show(content, _describe(report, library))

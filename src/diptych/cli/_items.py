@@ -30,7 +30,7 @@ from diptych.cli._run import (
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
     from diptych.encoders._image import Inputs
-    from diptych.retrieval import Duplicates, Item
+    from diptych.retrieval import Duplicates, Item, Retriever
 
 _CORRELATIONS = {
     "correlations": "Σ",
@@ -65,8 +65,8 @@ def add(
 ) -> None:
     """Add images or pairs to a model. It learns from new pairs only with --refit.
 
-    Of folders of photos, which the model remembers, and of tables, what is there unchanged is skipped. A table
-    without captions gives metadata.
+    Of folders of photos, which the model remembers, and of tables, what is there unchanged is skipped. A
+    table without captions gives metadata.
 
     Example: `diptych add model new-photo.jpg`
 
@@ -75,32 +75,25 @@ def add(
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
     from diptych.cli._index import show_sync, update
-    from diptych.data import PairedDataset
-    from diptych.retrieval._sync import merge_pairs
 
     retriever = encoders.load(model, mmap=False)
     names, inputs = retriever.views, retriever.encoders.inputs
-    unreadable: dict[str, str] = {}
-    updated: list[str] = []
     are_folders = inputs == "images" and not retriever.store.address and _are_photo_folders(sources)
-    if are_folders or _are_items(sources, inputs):
-        what = (
-            "folders of photos"
-            if are_folders
-            else f"{plural(names.image)}, which have no {plural(names.caption)}"
-        )
-        refuse_settings(
-            ["--pairs"] * (pairs is not None) + ["--metadata"] * (metadata is not None), f"on {what}"
-        )
-        refuse_unused(table, vars(table), f"on {what}")
+    are_items = _are_items(sources, inputs)
+    if are_folders or are_items:
+        reason = f"on {plural(names.image)}, which have no {plural(names.caption)}"
+        reason = "on folders of photos" if are_folders else reason
+        refuse_settings(["--pairs"] * (pairs is not None) + ["--metadata"] * (metadata is not None), reason)
+        refuse_unused(table, vars(table), reason)
     if are_folders:
         report = update(retriever, list(map(Path, sources)), run)
         if refit:
             retriever.refit()
         show_sync(report, model, run)
         return
-    if _are_items(sources, inputs):
-        encoders.refuse("text", f"on {what}")
+    unreadable, updated = dict[str, str](), list[str]()
+    if are_items:
+        encoders.refuse("text", reason)
         if refit:
             raise InputError(
                 f"--refit learns from pairs, and {plural(names.image)} alone have none; leave it out."
@@ -117,29 +110,36 @@ def add(
             raise retriever.encoders.missing("image")
         source, *texts = map(Path, sources)
         data = table.open(source, texts[0] if texts else None, pairs, names, metadata, needs_captions=False)
-        if isinstance(data, PairedDataset):
-            updated, data = merge_pairs(retriever, data)
-        if isinstance(data, PairedDataset) and inputs != "texts" and data.n_images:
-            if data.paths is None:
-                raise InputError(
-                    f"{source} does not say where its {plural(names.image)} are; give their folder as "
-                    "--images."
-                )
-            _, unreadable = split_readable(map(str, data.paths), retriever.encoders)
-            if unreadable:
-                data = data.select([i for i, path in enumerate(data.paths) if str(path) not in unreadable])
-        rows = data.n_images if isinstance(data, PairedDataset) else len(data.x)
-        ids = retriever.add(**_make_arguments(data)) if rows else []
+        ids, updated, unreadable = _add_data(retriever, data, source)
     if refit:
         retriever.refit()
     retriever.save(model)
     content = {"model": str(model), "added": ids, "updated": updated, "refitted": refit}
     said = f", updated {count(len(updated), 'item')}" if updated else ""
-    run.show(
-        {**content, "unreadable": unreadable or None},
-        [f"added {count(len(ids), 'item')}{said}; wrote {model}"],
-    )
+    line = f"added {count(len(ids), 'item')}{said}; wrote {model}"
+    run.show({**content, "unreadable": unreadable or None}, [line])
     exit_if_unreadable(unreadable)
+
+
+def _add_data(
+    retriever: Retriever, data: PairedDataset | PairedViews, source: Path
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """Add pairs or features; return the ids of new items and of changed ones, and what cannot be read."""
+    from diptych.data import PairedDataset
+    from diptych.retrieval._sync import merge_pairs
+
+    if not isinstance(data, PairedDataset):
+        return retriever.add(**_make_arguments(data)), [], {}
+    updated, data = merge_pairs(retriever, data)
+    unreadable: dict[str, str] = {}
+    if data.n_images and retriever.encoders.inputs != "texts":
+        if data.paths is None:
+            images = plural(retriever.views.image)
+            raise InputError(f"{source} does not say where its {images} are; give their folder as --images.")
+        _, unreadable = split_readable(map(str, data.paths), retriever.encoders)
+        if unreadable:
+            data = data.select([i for i, path in enumerate(data.paths) if str(path) not in unreadable])
+    return retriever.add(**_make_arguments(data)) if data.n_images else [], updated, unreadable
 
 
 def remove(

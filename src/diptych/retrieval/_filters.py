@@ -121,7 +121,7 @@ class Filter:
         """Return whether an item passes the filter."""
         if self.ids is not None and item.id not in self.ids:
             return False
-        return self.condition is None or _holds(self.condition, item.metadata)
+        return self.condition is None or holds(self.condition, item.metadata)
 
     def check_stored(self, stored: Container[str]) -> None:
         """Refuse an id that no item has, if all must be stored."""
@@ -156,10 +156,11 @@ def required_keys(condition: Condition | None, wanted: bool = True) -> Iterator[
                 yield from required_keys(part, wanted)
 
 
-def check_metadata_keys(where: Filter, names: Iterable[str]) -> None:
+def check_metadata_keys(where: Filter, names: Iterable[str], argument: str = "where") -> None:
     """Refuse a filter with a metadata key that no item has; ``names`` are the keys of all items.
 
-    This is called when nothing matched, to tell a misspelt key from a value that no item has.
+    This is called when nothing matched, to tell a misspelt key from a value that no item has. ``argument`` is
+    what named the key.
     """
     keys = set(names)
     unknown = next((key for key in required_keys(where.condition) if key not in keys), None)
@@ -167,14 +168,14 @@ def check_metadata_keys(where: Filter, names: Iterable[str]) -> None:
         return
     if not keys:
         raise FilterError(
-            f"where names the key {unknown!r}, but no item has metadata; give metadata when items are added, "
+            f"{argument} names the key {unknown!r}, but no item has metadata; give it when items are added, "
             "for example columns of a table with --metadata (in Python: read_pairs(..., metadata=...))."
         )
     compared = [key for key in (unknown, *keys) if len(key) <= _SHOWN] if len(keys) <= MOST_COMPARED else []
     near = difflib.get_close_matches(unknown, compared[1:], 1) if unknown in compared else []
     listed = ", ".join(map(_show, nsmallest(MOST_KEYS, keys))) + (", …" if len(keys) > MOST_KEYS else "")
     raise FilterError(
-        f"where names the key {_show(unknown)}, which no item has in its metadata"
+        f"{argument} names the key {_show(unknown)}, which no item has in its metadata"
         + (f"; did you mean {near[0]!r}?" if near else ".")
         + f" The keys there are: {listed}."
     )
@@ -224,14 +225,15 @@ def elements(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
+def holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
+    """Return whether metadata fulfil a condition."""
     match condition:
         case And(parts):
-            return all(_holds(part, metadata) for part in parts)
+            return all(holds(part, metadata) for part in parts)
         case Or(parts):
-            return any(_holds(part, metadata) for part in parts)
+            return any(holds(part, metadata) for part in parts)
         case Not(part):
-            return not _holds(part, metadata)
+            return not holds(part, metadata)
         case Exists(key):
             return key in metadata
         case In(key, values):

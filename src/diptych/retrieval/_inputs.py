@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +21,8 @@ from diptych._checks import (
     InputError,
     Task,
     ViewNames,
+    check_choice,
+    check_count,
     check_matrix,
     check_pairing,
     check_view,
@@ -30,9 +34,10 @@ from diptych._checks import (
 from diptych.encoders._decoding import EXTENSIONS, is_image
 from diptych.encoders._image import Inputs
 from diptych.retrieval._encoders import Encoders, as_list, is_array
-from diptych.retrieval._filters import Filter, Where, iso_string, parse_filter, plain_number
+from diptych.retrieval._filters import Filter, Where, elements, iso_string, parse_filter, plain_number
 from diptych.retrieval._fitted import Layout, OutlierDetector
-from diptych.retrieval._items import TASK_OF, Item, View, unknown_item
+from diptych.retrieval._items import TASK_OF, VIEWS, Item, View, unknown_item
+from diptych.retrieval.stores._base import Listing
 
 if TYPE_CHECKING:
     from diptych.data import PairedDataset
@@ -45,8 +50,8 @@ LayoutOf: TypeAlias = Callable[[View], Layout]
 Metadata: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Plain values for some ids."""
 
-MAX_DEPTH = 100
-"""How deep metadata may be nested, so that what one Python writes another can read."""
+CONFLICTS = ("error", "skip", "replace")
+"""What ``add`` does with an id that is stored already."""
 
 MAX_WEIGHT = 1000
 """Of a part of a query, whose own weight is 1; beside much larger ones it would be lost in rounding."""
@@ -75,8 +80,18 @@ class Queries:
 
 
 def is_features(things: Any) -> bool:
-    """Return whether the user passed features: an array, a table, or named blocks of these."""
-    return isinstance(things, Mapping | Queries) or is_array(things)
+    """Return whether the user passed features: an array, a table, lists of numbers, or named blocks."""
+    return isinstance(things, Mapping | Queries) or is_array(things) or _is_list_of_numbers(things)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _is_list_of_numbers(things: Any) -> bool:
+    """Return whether a list is a row of numbers, or of such rows."""
+    first = things[0] if isinstance(things, list | tuple) and things else things
+    return first is not things and (_is_number(first) or _is_list_of_numbers(first))
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +198,7 @@ def list_parts(plus: Any, minus: Any) -> list[tuple[Any, float]]:
                 if len(part) != 2:
                     raise InputError(f"{name} has a tuple of {len(part)}; give a part, or (part, weight).")
                 part, weight = part
-            number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
-            if not number or not 0 < weight <= MAX_WEIGHT:
+            if not _is_number(weight) or not 0 < weight <= MAX_WEIGHT:
                 raise InputError(
                     f"{name} has the weight {weight!r}; give a positive number of at most {MAX_WEIGHT}."
                 )
@@ -220,10 +234,24 @@ def _find_view(encoders: Encoders, view: View, part: Any) -> View:
     raise InputError(f"{part!r} is no part of a query; give {kinds}, features, or (part, weight).")
 
 
+def read_listing(view: View | None, order_by: str | None, offset: int, limit: int | None) -> Listing:
+    """Return what to list of all items, from what users give; ``"-date"`` is the key date, descending."""
+    if view is not None:
+        check_choice(view, VIEWS, "view")
+    if order_by is not None and not (isinstance(order_by, str) and re.fullmatch("-?[^\0]+", order_by)):
+        raise InputError(
+            f"order_by={order_by!r} is not a metadata key; give one, or -KEY to begin at the end."
+        )
+    offset = check_count(offset, "offset", minimum=0)
+    limit = None if limit is None else check_count(limit, "limit")
+    name = None if order_by is None else order_by.removeprefix("-")
+    return Listing(view, None, name, name != order_by, offset, limit)
+
+
 def read_new_items(
     encoders: Encoders, view: View, items: Any, shown: Sequence[Any] | None, layout: LayoutOf
-) -> tuple[list[Any], Floats]:
-    """Return the texts or paths of new items, None where unknown, and their features.
+) -> tuple[list[Any], Floats | None]:
+    """Return the texts or paths of new items, None where unknown, and their features if these were given.
 
     ``shown`` are the texts or paths of items that are passed as features.
     """
@@ -240,9 +268,30 @@ def read_new_items(
     things, _ = as_list(items, encoders.views)
     if not things:
         raise InputError(f"the list of {plural(name)} is empty; give at least one.")
+    return things, None
+
+
+def read_content(
+    encoders: Encoders, view: View, content: Any, layout: LayoutOf
+) -> tuple[dict[str, str | None], Floats]:
+    """Return what is shown of the new content of one item, by the fields of ``Item``, and its features."""
+    things, features = read_new_items(encoders, view, content, None, layout)
+    if len(things) != 1:
+        raise InputError(f"{view} has {len(things)} entries; give one, because one item is changed.")
+    if features is not None:
+        return {}, features
+    (thing,) = things
+    if view == "text" or encoders.inputs == "texts":
+        _check_unicode(things, "correct it")
+        return {"text": str(thing)}, encode_new_items(encoders, view, things)
+    path = os.path.abspath(os.fspath(thing)) if isinstance(thing, str | os.PathLike) else None
+    return {"path": path}, encode_new_items(encoders, view, things)
+
+
+def encode_new_items(encoders: Encoders, view: View, things: Sequence[Any]) -> Floats:
+    """Return the features of images or texts."""
     encode = encoders.encode_images if view == "image" else encoders.encode_texts
-    blocks = [encode(things[i : i + _BATCH]) for i in range(0, len(things), _BATCH)]
-    return things, np.concatenate(blocks)
+    return np.concatenate([encode(things[i : i + _BATCH]) for i in range(0, len(things), _BATCH)])
 
 
 def encode_items(encoders: Encoders, view: View, items: Sequence[Item]) -> Floats:
@@ -269,9 +318,11 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) ->
     paths = [None if place is None else os.path.abspath(os.fsdecode(place)) for place in places]
     splits = dataset.splits or ("",) * dataset.n_images
 
+    has_texts = any(dataset.captions)
+
     def about(item_id: str, row: int) -> Mapping[str, Any]:
         parts = dataset.metadata.get(item_id, {}), metadata.get(item_id, {})
-        merged = _plain(parts[0], item_id) | _plain(parts[1], item_id)
+        merged = plain_metadata(parts[0], item_id) | plain_metadata(parts[1], item_id)
         return {"split": splits[row], **merged} if splits[row] else merged
 
     images = [
@@ -280,7 +331,13 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) ->
     ]
     captions = zip(dataset.caption_ids, dataset.captions, dataset.pairing.tolist(), strict=True)
     texts = [
-        Item(item_id, "text", text=text or None, image=dataset.image_ids[row], metadata=about(item_id, row))
+        Item(
+            item_id,
+            "text",
+            text=text if has_texts else None,
+            image=dataset.image_ids[row],
+            metadata=about(item_id, row),
+        )
         for item_id, text, row in captions
     ]
     return {"image": images, "text": texts}
@@ -288,14 +345,17 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) ->
 
 @dataclass(frozen=True, eq=False)
 class NewItems:
-    """What ``Retriever.add`` was given: texts or paths, None where unknown, features, ids and metadata."""
+    """What ``Retriever.add`` was given: texts or paths, None where unknown, ids and metadata.
+
+    ``rows`` are those to add of each view; None: all.
+    """
 
     things: Mapping[View, Sequence[Any]]
-    features: Mapping[View, Floats]
     pairing: Any
     ids: Sequence[str] | None
     caption_ids: Sequence[str] | None
     metadata: Metadata
+    rows: Mapping[View, Sequence[int]] | None = None
 
     def make(self, unused: Iterator[str], inputs: Inputs) -> dict[View, list[Item]]:
         """Return the items; those without an id or a path get one of ``unused``.
@@ -307,7 +367,10 @@ class NewItems:
             items["image"] = self._make_images(unused, inputs)
         if "text" in self.things:
             items["text"] = self._make_texts(unused, items.get("image"))
-        return items
+        check_metadata_ids(self.metadata, {item.id for some in items.values() for item in some})
+        if self.rows is None:
+            return items
+        return {view: [some[row] for row in self.rows[view]] for view, some in items.items()}
 
     def _make_images(self, unused: Iterator[str], inputs: Inputs) -> list[Item]:
         things = self.things["image"]
@@ -344,7 +407,26 @@ class NewItems:
         ]
 
     def _about(self, item_id: object) -> dict[str, Any]:
-        return _plain(self.metadata.get(str(item_id), {}), item_id)
+        return plain_metadata(self.metadata.get(str(item_id), {}), item_id)
+
+
+def check_metadata_ids(metadata: Metadata, ids: Container[str]) -> None:
+    """Refuse metadata for an id that none of the items has."""
+    unknown = next((item_id for item_id in metadata if item_id not in ids), None)
+    if unknown is not None:
+        raise InputError(f"metadata names {unknown!r}, an id that none of these items has; correct the id.")
+
+
+def read_changes(metadata: Any, item_id: str) -> dict[str, Any]:
+    """Return values of metadata that are to change; None for a name that is to go."""
+    return dict.fromkeys(map(str, check_metadata(metadata))) | plain_metadata(metadata, item_id)
+
+
+def change_metadata(metadata: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata with other values for some names; None removes a name."""
+    return {
+        name: value for name, value in {**metadata, **changes}.items() if changes.get(name, ...) is not None
+    }
 
 
 def check_metadata(metadata: Metadata | None) -> Metadata:
@@ -399,7 +481,7 @@ def join_blocks(features: Any, layout_of: LayoutOf, view: View, names: ViewNames
         )
     wrong = [f"{key!r} is missing" for key in layout if key not in features]
     wrong += [f"{key!r} is unknown" for key in features if key not in layout]
-    blocks = {key: _as_numbers(features[key], key) for key in layout if key in features}
+    blocks = {key: _as_numbers(features[key], f"the block {key!r}") for key in layout if key in features}
     wrong += [
         f"{key!r} has shape {list(rows.shape)}"
         for key, rows in blocks.items()
@@ -418,14 +500,27 @@ def join_blocks(features: Any, layout_of: LayoutOf, view: View, names: ViewNames
 
 def _as_matrix(features: Any, name: str) -> tuple[Floats, bool]:
     """Return features as a matrix, and whether they were a single row."""
+    if _is_list_of_numbers(features):
+        features = _as_numbers(features, f"{name} features")
     single = getattr(features, "ndim", 2) == 1
-    return to_numpy(check_matrix(features[None, :] if single else features, f"{name} features")), single
+    matrix = to_numpy(check_matrix(features[None, :] if single else features, f"{name} features"))
+    if matrix.dtype.kind in "OUST":
+        matrix = check_view(matrix, f"{name} features")
+    zero = np.flatnonzero(~matrix.any(axis=1))
+    if len(zero):
+        raise InputError(
+            f"the {name} features have only zeros in row {zero[0]}, and so no direction; leave it out."
+        )
+    return matrix, single
 
 
 def _as_numbers(rows: Any, name: str) -> Floats:
-    array = to_numpy(rows) if is_array(rows) else np.asarray(rows)
+    try:
+        array = to_numpy(rows) if is_array(rows) else np.asarray(rows)
+    except ValueError:  # rows of different lengths
+        array = np.array("")
     if array.dtype.kind in "OUST":
-        raise InputError(f"the block {name!r} holds values that are not numbers; give features.")
+        raise InputError(f"{name} holds values that are not numbers; give features.")
     return array
 
 
@@ -441,38 +536,59 @@ def _check_length(n: int, values: Sequence[Any], name: str) -> None:
         raise InputError(f"{name} has {len(values)} entries; expected {n}, one for each item.")
 
 
-def _plain_date(value: Any) -> str:
+def _is_missing(value: Any) -> bool:
+    """Return whether a value says that there is none: NaN, or what pandas and NumPy have in its place."""
+    if (pandas := sys.modules.get("pandas")) is not None and value is pandas.NA:
+        return True
+    return isinstance(value, float | date | np.generic) and bool(value != value)
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value of NumPy or a date as one that JSON has."""
+    if isinstance(value, np.datetime64):
+        value = value.astype("datetime64[us]" if np.datetime_data(value.dtype)[0] != "D" else value.dtype)
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     if not isinstance(value, date):
         raise TypeError(f"a value is of type {type(value).__name__}")
     return iso_string(value)
 
 
 # json.dumps and json.loads would make an encoder and a decoder for every item.
-_encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain_date).encode
+_encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain_value).encode
 _decode_json = json.JSONDecoder(
     parse_int=lambda digits: plain_number(int(digits)), parse_float=lambda digits: plain_number(float(digits))
 ).decode
 
 
-def _plain(metadata: Mapping[str, Any], name: object) -> dict[str, Any]:
-    """Return metadata as it will be once it is written as JSON and read again."""
+def plain_metadata(metadata: Any, item_id: object) -> dict[str, Any]:
+    """Return metadata as it will be once it is written as JSON and read again.
+
+    That is what filters compare: strings, numbers, true, false, null, and lists of these. Values that are
+    missing, such as NaN in a table of pandas, are left out.
+    """
     if isinstance(metadata, dict) and not metadata:  # most items have none
         return {}
+    if not isinstance(metadata, Mapping):
+        raise InputError(
+            f"the metadata of {item_id!r} is {metadata!r}; give a dict of names and plain values."
+        )
+    present = {
+        name: [part for part in value if not _is_missing(part)] if isinstance(value, list | tuple) else value
+        for name, value in metadata.items()
+        if not _is_missing(value)
+    }
     try:
-        written = _encode_json(metadata)
+        written = _encode_json(present)
         if not is_unicode(written):
             raise ValueError("a text in it is not valid Unicode")
-        plain = _decode_json(written)
+        plain: dict[str, Any] = _decode_json(written)
+        for name, value in plain.items():
+            if any(isinstance(part, dict | list) for part in elements(value)) or isinstance(value, dict):
+                raise ValueError(f"the value of {name!r} is nested")
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
-            f"the metadata of {name!r} cannot be stored ({error}); give strings, numbers, lists and dicts."
+            f"the metadata of {item_id!r} cannot be stored ({error}); give strings, numbers, dates, true, "
+            "false, None, or lists of these."
         ) from None
-    if not isinstance(plain, dict):
-        raise InputError(f"the metadata of {name!r} is {metadata!r}; give a dict of names and plain values.")
-    layer: list[Any] = [plain]
-    for _ in range(MAX_DEPTH):
-        parts = (part for value in layer for part in (value.values() if isinstance(value, dict) else value))
-        layer = [part for part in parts if isinstance(part, dict | list)]
-        if not layer:
-            return plain
-    raise InputError(f"the metadata of {name!r} cannot be stored: it is nested more than {MAX_DEPTH} deep.")
+    return plain

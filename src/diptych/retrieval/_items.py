@@ -209,6 +209,11 @@ def unknown_item(item_id: object) -> InputError:
     return InputError(f"there is no item {item_id!r}; ids are those given when items were added.")
 
 
+def other_view(item_id: str) -> InputError:
+    """Return the error for an id that an item of the other view has."""
+    return InputError(f"the id {item_id!r} belongs to an item of the other view; give another id.")
+
+
 UPLOAD_NAME = r"\A[0-9a-f]{64}-[0-9a-f]{8}(\.[0-9a-z]{1,10})?\Z"
 """The name of an upload: its SHA-256, a number, and for other files than images their suffix."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from diptych._checks import (
     IMAGE_AND_TEXT,
     InputError,
     ViewNames,
+    check_choice,
     check_matrix,
     check_pairing,
     check_task,
@@ -42,15 +43,22 @@ from diptych.retrieval._filters import Where
 from diptych.retrieval._fitted import Fitted, Layout
 from diptych.retrieval._folder import LoadedModel, load, load_from_store, save
 from diptych.retrieval._inputs import (
+    CONFLICTS,
     Metadata,
     NewItems,
     QueryPart,
     Search,
+    change_metadata,
     check_metadata,
+    check_metadata_ids,
     dataset_items,
+    encode_new_items,
     is_features,
     join_blocks,
     list_parts,
+    read_changes,
+    read_content,
+    read_listing,
     read_new_items,
     read_where,
     stack_blocks,
@@ -59,7 +67,7 @@ from diptych.retrieval._inputs import (
 from diptych.retrieval._items import SEARCHED, VIEWS, Hits, Item, View, check_unique, unknown_item
 from diptych.retrieval._searcher import CurrentModel, Searcher
 from diptych.retrieval.stores import open_store
-from diptych.retrieval.stores._base import ModelChanged, Store
+from diptych.retrieval.stores._base import ModelChanged, Store, TakenError
 from diptych.retrieval.stores._folder import Reading
 
 if TYPE_CHECKING:
@@ -266,9 +274,47 @@ class Retriever:
         """The fitted model and what is kept of its training data."""
         return self.searcher.fitted
 
+    def __len__(self) -> int:
+        """Return the number of items of both views; 0 if it is not fitted."""
+        return 0 if self._current.searcher is None else self.store.count()
+
+    def __contains__(self, item_id: object) -> bool:
+        """Return whether an item has an id."""
+        return isinstance(item_id, str) and self.item(item_id) is not None
+
+    def __iter__(self) -> Iterator[Item]:
+        """Iterate over all items in order of addition."""
+        return iter(()) if self._current.searcher is None else self.store.items()
+
     def item(self, item_id: str) -> Item | None:
         """Return the item with an id; None if there is none."""
         return next(self.store.items(ids=[item_id]), None)
+
+    def items(
+        self,
+        view: View | None = None,
+        *,
+        where: Where | None = None,
+        order_by: str | None = None,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> list[Item]:
+        """Return items in order of addition, or of a metadata value.
+
+        Parameters
+        ----------
+        view
+            ``"image"`` or ``"text"``; None: both.
+        where
+            As ``search`` takes it.
+        order_by
+            A metadata key, or ``"-"`` and the key to begin with the greatest. Numbers come before texts, such
+            as dates; items with neither follow at the end.
+        offset, limit
+            Leave out this many, and return at most so many; None: all.
+        """
+        listing = read_listing(view, order_by, offset, limit)
+        return self.searcher.list_items(listing, read_where(where))[0]
 
     @overload
     def search(self, text: OneText, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...
@@ -480,6 +526,9 @@ class Retriever:
         from diptych.retrieval._training import fit_model
 
         self._check_settings()
+        if metadata is not None:
+            dataset = data.dataset if isinstance(data, PairedViews) else data
+            check_metadata_ids(check_metadata(metadata), {*dataset.image_ids, *dataset.caption_ids})
         views = data if isinstance(data, PairedViews) else self.encode(data, features=features, watch=watch)
         views = replace(views, dataset=views.dataset.with_views(self.views))
         with progress_bar("fitting", self.model.verbose):
@@ -573,6 +622,16 @@ class Retriever:
         x, x_layout = stack_blocks(X, "X")
         y, y_layout = stack_blocks(Y, "Y")
         rows = check_pairing(pairing, len(x), y)
+        for name, values, matrix in (
+            ("ids", ids, x),
+            ("caption_ids", caption_ids, y),
+            ("captions", captions, y),
+        ):
+            if values is not None and len(values) != len(matrix):
+                raise InputError(
+                    f"{name} has {len(values)} entries; expected {len(matrix)}, one for each row of "
+                    f"{'X' if matrix is x else 'Y'}."
+                )
         texts = ("",) * len(y) if captions is None else tuple("" if t is None else str(t) for t in captions)
         dataset = PairedDataset(
             tuple(map(str, range(len(x)) if ids is None else ids)),
@@ -582,11 +641,6 @@ class Retriever:
             None if splits is None else tuple(splits),
             None if paths is None else cast(tuple[Path, ...], tuple(paths)),
         )
-        if dataset.n_images != len(x) or dataset.n_captions != len(y):
-            raise InputError(
-                f"got {dataset.n_images} ids and {dataset.n_captions} captions for {len(x)} rows of X and "
-                f"{len(y)} of Y; pass one for each row."
-            )
         retriever = cls(image_encoder, text_encoder, **options)
         layouts = zip(VIEWS, (x_layout, y_layout), strict=True)
         layout: dict[View, Layout] = {view: blocks for view, blocks in layouts if blocks}
@@ -715,6 +769,7 @@ class Retriever:
         texts: Sequence[str] | None = None,
         paths: Sequence[str | os.PathLike[str] | None] | None = None,
         metadata: Metadata | None = None,
+        on_conflict: str = "error",
     ) -> list[str]:
         """Add items to the index without changing the model; return their ids. All are added, or none.
 
@@ -735,7 +790,12 @@ class Retriever:
             With features: the texts and image files they were made from.
         metadata
             For some ids, plain values to filter by.
+        on_conflict
+            What to do with an id that is stored: ``"error"``; ``"skip"``, which leaves that item as it is and
+            does not encode it; or ``"replace"``, which puts the new item in place of it, and leaves captions
+            of an image that are not given again. The ids of skipped items are not returned.
         """
+        check_choice(on_conflict, CONFLICTS, "on_conflict")
         if images is None and captions is None:
             images_or_captions = f"{plural(self.views.image)} nor {plural(self.views.caption)}"
             raise InputError(f"add was given neither {images_or_captions}; give at least one.")
@@ -743,24 +803,101 @@ class Retriever:
         inputs: dict[View, tuple[Any, Any]] = {"image": (images, paths), "text": (captions, texts)}
 
         def put(searcher: Searcher) -> tuple[dict[View, list[Item]], Mapping[View, np.ndarray[Any, Any]]]:
-            things, features = dict[View, list[Any]](), dict[View, np.ndarray[Any, Any]]()
-            for view, (new_items, shown) in inputs.items():
-                if new_items is not None:
-                    options = searcher.encoders, view, new_items, shown, searcher.fitted.layout
-                    things[view], features[view] = read_new_items(*options)
-            new = NewItems(things, features, pairing, ids, caption_ids, about)
-            with self._writing:
-                current = self._current.get()
-                if current.encoders is not searcher.encoders:
-                    raise ModelChanged  # another thread has loaded a new model
-                return current.add_new(new), features
+            read = {
+                view: read_new_items(searcher.encoders, view, new_items, shown, searcher.fitted.layout)
+                for view, (new_items, shown) in inputs.items()
+                if new_items is not None
+            }
+            things = {view: some for view, (some, _) in read.items()}
+            new = NewItems(things, pairing, ids, caption_ids, about)
+            if on_conflict == "skip":
+                new = searcher.without_stored(new)
+            features = {}
+            for view, (some, given) in read.items():
+                rows = range(len(some)) if new.rows is None else new.rows[view]
+                if given is not None:
+                    features[view] = given[rows]
+                elif rows:
+                    features[view] = encode_new_items(searcher.encoders, view, [some[row] for row in rows])
+            try:
+                with self._writing:
+                    current = self._writable(searcher)
+                    return current.add_new(new, features, in_place=on_conflict == "replace"), features
+            except TakenError:
+                if on_conflict != "skip":
+                    raise
+            return put(searcher)  # another process has just added some of them
 
         encodes = not (is_features(images) or is_features(captions))
         items, features = self._current.run(put, uses_encoders=encodes)
         for view, added in items.items():
-            detector = self._current.get().fitted.outliers[view]
-            warn_outliers(detector, self.views.of(view), features[view], added)
+            if added:
+                detector = self._current.get().fitted.outliers[view]
+                warn_outliers(detector, self.views.of(view), features[view], added)
         return [item.id for added in items.values() for item in added]
+
+    def update(
+        self,
+        item_id: str,
+        *,
+        image: OneImage | SupportsArray | None = None,
+        text: OneText | SupportsArray | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Item:
+        """Change an item; return it as it is then.
+
+        Metadata alone are changed in place, and nothing is encoded. An item with another image or text is
+        encoded again, in place of the former one; it counts as added now, in the order of items and for
+        ``refit``.
+
+        Parameters
+        ----------
+        item_id
+            The id, which stays.
+        image
+            For an image, another one as ``add`` takes it; features leave its path as it is.
+        text
+            For a text, another one, or its features; also for an item of the first view that is a text.
+        metadata
+            Values of some names, which replace those; None removes a name. Other names stay.
+        """
+        if image is None and text is None and metadata is None:
+            raise InputError("update was given nothing to change; give image, text or metadata.")
+        if image is not None and text is not None:
+            raise InputError("update was given image and text; an item has one of them.")
+        changes = {} if metadata is None else read_changes(metadata, item_id)
+        given = text if image is None else image
+
+        def put(searcher: Searcher) -> Item:
+            item = next(searcher.store.items(ids=[item_id]), None)
+            if item is None:
+                raise unknown_item(item_id)
+            shown: dict[str, Any] = {}
+            features = None
+            if given is not None:
+                view: View = "text" if image is None else "image"
+                if view != item.view and not (view == "text" and searcher.encoders.inputs == "texts"):
+                    wrong, right = (self.views.of(name) for name in (view, item.view))
+                    raise InputError(
+                        f"{view} was given, but {item_id!r} is {with_article(right)}; give {item.view} "
+                        f"to change it, or another id for {with_article(wrong)}."
+                    )
+                shown, features = read_content(searcher.encoders, item.view, given, searcher.fitted.layout)
+
+            def change(stored: Item) -> Item:
+                return replace(stored, metadata=change_metadata(stored.metadata, changes), **shown)
+
+            with self._writing:
+                return self._writable(searcher).update(item_id, change, features)
+
+        return self._current.run(put, uses_encoders=given is not None and not is_features(given))
+
+    def _writable(self, searcher: Searcher) -> Searcher:
+        """Return the current model, if it has the encoders of one that something was encoded with."""
+        current = self._current.get()
+        if current.encoders is not searcher.encoders:
+            raise ModelChanged  # another thread has loaded a new model
+        return current
 
     def remove(self, ids: str | Iterable[str]) -> int:
         """Remove items, and with an image its captions; return how many items were removed."""

@@ -23,6 +23,7 @@ from diptych.retrieval.stores._base import (
     Block,
     Contents,
     Floats,
+    Listing,
     Matches,
     ModelChanged,
     RefusedError,
@@ -71,24 +72,57 @@ class Searcher:
         return results[0] if queries.single else results
 
     def add(
-        self, items: Mapping[View, Sequence[Item]], features: Mapping[View, Floats], *, replace: bool = False
+        self,
+        items: Mapping[View, Sequence[Item]],
+        features: Mapping[View, Floats],
+        *,
+        in_place: bool = False,
     ) -> None:
-        """Add items with their features, all of them or none; with ``replace``, in place of those stored."""
-        blocks = [self._block(view, rows, features[view]) for view, rows in items.items()]
-        self.store.add(blocks, self.version, replace=replace)
+        """Add items with their features, all or none; ``in_place``: of those with their ids."""
+        blocks = [self._block(view, some, features[view]) for view, some in items.items() if some]
+        if blocks:
+            self.store.add(blocks, self.version, replace=in_place)
 
-    def add_new(self, new: NewItems) -> dict[View, list[Item]]:
+    def add_new(
+        self, new: NewItems, features: Mapping[View, Floats], *, in_place: bool = False
+    ) -> dict[View, list[Item]]:
         """Add what a user gave; return the items, those without an id with a number."""
         previous = None
         while True:
             items = new.make(self._unused_ids(), self.encoders.inputs)
             try:
-                self.add(items, new.features)
+                self.add(items, features, in_place=in_place)
                 return items
             except TakenError:
                 if items == previous:
                     raise
                 previous = items  # another process may have used these numbers: try the next ones
+
+    def without_stored(self, new: NewItems) -> NewItems:
+        """Leave out what a user gave with an id that is stored already."""
+        items = new.make(self._unused_ids(), self.encoders.inputs)
+        ids = [item.id for some in items.values() for item in some]
+        stored = {item.id for item in self.store.items(ids=ids)}
+        rows = {
+            view: [row for row, item in enumerate(some) if item.id not in stored]
+            for view, some in items.items()
+        }
+        return replace(new, rows=rows)
+
+    def update(self, item_id: str, change: Callable[[Item], Item], features: Floats | None) -> Item:
+        """Change an item, with other features if it has other content; see ``Store.update``."""
+        if features is None:
+            return self.store.update([item_id], change, self.version)[0]
+        (item,) = self.store.items(ids=[item_id])
+        block = self._block(item.view, [item], features)
+        content = block.vectors, block.features
+        return self.store.update([item_id], change, self.version, *content)[0]
+
+    def list_items(
+        self, listing: Listing, where: Filter | Callable[[Item], bool] | None
+    ) -> tuple[list[Item], int]:
+        """Return a page of the items that pass a filter, and how many there are on all pages."""
+        return self.store.page(replace(listing, where=self._filter(listing.view, where)))
 
     def features_of(self, view: View, items: Sequence[Item]) -> Floats:
         """Return the features of stored items: as they are kept, or encoded again."""
@@ -202,7 +236,7 @@ class Searcher:
         items = list(itertools.islice(self.store.items(view), n))
         return self.features_of(view, items) if items else None
 
-    def _filter(self, view: View, where: Filter | Callable[[Item], bool] | None) -> Filter | None:
+    def _filter(self, view: View | None, where: Filter | Callable[[Item], bool] | None) -> Filter | None:
         if callable(where):
             return Filter(frozenset(item.id for item in self.store.items(view) if where(item)))
         return where
@@ -333,7 +367,14 @@ class CurrentModel:
             from diptych.retrieval._folder import load_from_store
 
             encoders = outdated.encoders
-            loaded = load_from_store(outdated.store, opened=encoders)
+            try:
+                loaded = load_from_store(outdated.store, opened=encoders)
+            except (UnavailableError, RefusedError):
+                raise
+            except (InputError, OSError) as error:
+                raise UnavailableError(
+                    f"another process has put a model in place that cannot be read: {error}"
+                ) from None
             same = loaded.has_encoders(encoders)
             if not same and not uses_encoders:
                 self._refused = loaded.version

@@ -301,7 +301,7 @@ def _put_photos(searcher: Searcher, changes: Sequence[_Change], texts: Sequence[
     images = {path: described[path] for path in encoded if path in described}
     if images:
         features = np.stack([encoded[path] for path in images])
-        searcher.add({"image": list(images.values())}, {"image": features}, replace=True)
+        searcher.add({"image": list(images.values())}, {"image": features}, in_place=True)
     moved = {new.id: new for path, new in described.items() if path not in images and new != stored[new.id]}
     if moved:
         store.update(list(moved), lambda item: moved[item.id], searcher.version)
@@ -309,7 +309,7 @@ def _put_photos(searcher: Searcher, changes: Sequence[_Change], texts: Sequence[
         store.remove(outdated)
     if captions:
         features = searcher.encoders.encode_texts([str(caption.text) for caption in captions])
-        searcher.add({"text": captions}, {"text": features}, replace=True)
+        searcher.add({"text": captions}, {"text": features}, in_place=True)
     return report
 
 

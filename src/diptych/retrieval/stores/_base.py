@@ -64,6 +64,27 @@ class Block:
     features: Floats | None = None  # if the store is to keep them for a refit
 
 
+@dataclass(frozen=True)
+class Listing:
+    """Which items to list, and in which order.
+
+    By the metadata key ``order_by``, items with a number come before those with a text; others follow. Those,
+    and equal ones, are in order of addition; without ``order_by``, all are.
+    """
+
+    view: View | None = None
+    where: Filter | None = None
+    order_by: str | None = None
+    descending: bool = False
+    offset: int = 0
+    limit: int | None = None  # None: all
+
+    @property
+    def end(self) -> int | None:
+        """Where the page ends; None: with the last item."""
+        return None if self.limit is None else self.offset + self.limit
+
+
 @dataclass(frozen=True, eq=False)
 class Contents:
     """A model and the vectors of all items, for ``Store.replace``.
@@ -182,8 +203,27 @@ class Store(Protocol):
         ``ModelChanged`` if ``version`` is not the stored one.
         """
 
-    def add(self, blocks: Sequence[Block], version: str) -> None:
-        """Add items, all of them or none; an id that is in the store is a ``TakenError``."""
+    def add(self, blocks: Sequence[Block], version: str, *, replace: bool = False) -> None:
+        """Add items, all of them or none; an id that is in the store is a ``TakenError``.
+
+        With ``replace``, the item with that id goes in the same step, but not its captions; one of the other
+        view is an ``InputError``.
+        """
+
+    def update(
+        self,
+        ids: Sequence[str],
+        change: Callable[[Item], Item],
+        version: str,
+        vectors: Floats | None = None,
+        features: Floats | None = None,
+    ) -> list[Item]:
+        """Put what ``change`` makes of some items, of one view, in place of them; return it.
+
+        It leaves id and view as they are, and may be called twice. Unknown ids are refused, and nothing is
+        changed then. Without ``vectors``, the items keep theirs and their place in the order. With new ones,
+        and features where they are kept, they count as added now.
+        """
 
     def remove(self, ids: Sequence[str]) -> int:
         """Remove items, and with an image its captions; return how many. Unknown ids are refused."""
@@ -200,6 +240,12 @@ class Store(Protocol):
 
         Only those of a view, with one of these ids, that are captions of an image, or that were added since
         the model was fitted (``new``).
+        """
+
+    def page(self, listing: Listing) -> tuple[list[Item], int]:
+        """Return a page of items, and how many there are on all pages.
+
+        A metadata key that no item has is refused: as the order, or in a filter that nothing passes.
         """
 
     def count(self, view: View | None = None) -> int:

@@ -4,7 +4,8 @@ The items of a view lie in segments, whose rows never change: later items are a 
 segments are joined, so that there are few. A segment has a column for each metadata key that a filter has
 named, made when it is first named: pairs of row and value in typed arrays, one for each type of value that
 occurs, since values of different types are never equal nor ordered. A list has a pair for each element.
-Removed items are only marked, until half of a segment is gone.
+Removed items are only marked, until half of a segment is gone. Items with changed metadata are looked at one
+by one, until there are many.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from diptych.retrieval._filters import (
     Not,
     Or,
     Ordering,
+    holds,
     is_number,
 )
 from diptych.retrieval._items import Item, StoredItem, View
@@ -40,6 +42,7 @@ Items: TypeAlias = Mapping[int, Item | StoredItem]
 _NO_KEYS = np.empty(0, np.int64)
 _PLAIN = (None, False, True)  # their places are their codes; what no condition compares has the next one
 _FEW = 8  # values that are compared one after the other
+_MANY = 1000  # changed items that are looked at one by one
 
 
 class Columns:
@@ -49,6 +52,7 @@ class Columns:
         self._view, self._items = view, items
         self._lock = threading.Lock()
         self._segments: list[_Segment] = []
+        self._changed: set[int] = set()
         self._next_key = 0
 
     def find(self, condition: Condition, next_key: int) -> Array:
@@ -58,17 +62,36 @@ class Columns:
         """
         with self._lock:
             self._append(next_key)
-            return np.concatenate([_NO_KEYS, *(segment.find(condition) for segment in self._segments)])
+            keys = np.concatenate([_NO_KEYS, *(segment.find(condition) for segment in self._segments)])
+            if not self._changed:
+                return keys
+            changed = {key: item for key in self._changed if (item := self._items.get(key)) is not None}
+            fulfil = [key for key, item in changed.items() if holds(condition, item.metadata)]
+            unchanged = keys[~np.isin(keys, list(self._changed))]
+            return np.union1d(unchanged, np.array(fulfil, np.int64))
 
     def names(self, next_key: int) -> set[str]:
         """Return the metadata keys of all items."""
         with self._lock:
             self._append(next_key)
-            return set[str]().union(*(segment.names() for segment in self._segments))
+            changed = [item.metadata for key in self._changed if (item := self._items.get(key)) is not None]
+            return set[str]().union(*(segment.names() for segment in self._segments), *changed)
+
+    def change(self, key: int) -> None:
+        """Notice that an item has other metadata."""
+        with self._lock:
+            if key < self._next_key:
+                self._changed.add(key)
+            if len(self._changed) > _MANY:
+                self._segments = [
+                    _Segment(segment.keys[segment.present], self._items) for segment in self._segments
+                ]
+                self._changed = set()
 
     def remove(self, keys: Array) -> None:
         """Forget items, after they were removed; others than those here are ignored."""
         with self._lock:
+            self._changed.difference_update(keys.tolist())
             for place, segment in enumerate(self._segments):
                 segment.remove(keys)
                 if 2 * np.count_nonzero(segment.present) < len(segment.keys):

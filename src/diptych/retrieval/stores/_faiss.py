@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -181,21 +181,19 @@ class VectorIndex:
         """Return all chunks; they stay as they are while others add and remove."""
         return self._state.chunks
 
-    def add(self, keys: Keys, vectors: Floats) -> None:
-        """Add vectors under new keys, each greater than any before it."""
+    def add(self, keys: Keys, vectors: Floats, replacing: Keys | None = None) -> None:
+        """Add vectors under new keys, each greater than any before it; remove others in the same step."""
         keys = np.asarray(keys, np.int64)
         if vectors.shape != (len(keys), self.dimension):
             raise InputError(
                 f"got vectors of shape {list(vectors.shape)} for {len(keys)} keys of an index with "
                 f"{self.dimension} columns."
             )
-        if len(keys) == 0:
-            return
         new = Chunk(self.convert(vectors), keys)
         with self._lock:
-            chunks = list(self._state.chunks)
+            chunks = list(self._state.chunks if replacing is None else self._without(replacing))
             last = int(chunks[-1].keys[-1]) if chunks else -1
-            if int(keys[0]) <= last or np.any(np.diff(keys) <= 0):
+            if len(keys) and (int(keys[0]) <= last or np.any(np.diff(keys) <= 0)):
                 raise InputError(f"the key {int(keys[0])} does not follow {last}; keys must ascend.")
             done = 0
             while done < len(keys):
@@ -212,24 +210,10 @@ class VectorIndex:
 
     def remove(self, keys: Keys) -> int:
         """Remove vectors; return how many."""
-        unwanted = np.unique(np.asarray(keys, np.int64))
         with self._lock:
-            kept: list[Chunk] = []
-            removed = 0
-            for chunk in self._state.chunks:
-                stays = np.isin(chunk.keys, unwanted, assume_unique=True, invert=True)
-                lost = len(chunk) - int(np.count_nonzero(stays))
-                removed += lost
-                rest = chunk.at(stays) if lost else chunk
-                # Chunks that have become small are joined, so that their number follows the items'.
-                if kept and len(kept[-1]) + len(rest) <= self._chunk_rows // 2:
-                    rest = _join(kept.pop(), rest)
-                if len(rest):
-                    kept.append(rest)
-            if removed:
-                self._spare = None
-                self._state = replace(self._state, chunks=tuple(kept))
-        return removed
+            before = len(self)
+            self._state = replace(self._state, chunks=tuple(self._without(keys)))
+            return before - len(self)
 
     def search(
         self, queries: Floats, k: int, *, allowed: Keys | None = None, exact: bool = False
@@ -294,6 +278,26 @@ class VectorIndex:
         """Return the vectors under some keys, which ascend; keys without a vector are left out."""
         parts = [chunk.only(keys).vectors for chunk in self._state.chunks]
         return np.concatenate(parts) if parts else np.empty((0, self.dimension), self.dtype)
+
+    def _without(self, keys: Keys) -> Sequence[Chunk]:
+        """Return the chunks without some keys; the caller holds the lock, and puts them in use."""
+        unwanted = np.unique(np.asarray(keys, np.int64))
+        kept: list[Chunk] = []
+        removed = 0
+        for chunk in self._state.chunks:
+            stays = np.isin(chunk.keys, unwanted, assume_unique=True, invert=True)
+            lost = len(chunk) - int(np.count_nonzero(stays))
+            removed += lost
+            rest = chunk.at(stays) if lost else chunk
+            # Chunks that have become small are joined, so that their number follows the items'.
+            if kept and len(kept[-1]) + len(rest) <= self._chunk_rows // 2:
+                rest = _join(kept.pop(), rest)
+            if len(rest):
+                kept.append(rest)
+        if not removed:
+            return self._state.chunks
+        self._spare = None
+        return kept
 
     def _append(self, chunks: list[Chunk], more: Chunk) -> int:
         """Put as much of ``more`` as fits into the last chunk, or into a new one; return how much."""

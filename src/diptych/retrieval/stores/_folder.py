@@ -13,7 +13,8 @@
 **A writer** is one transaction of SQLite, alone among all processes. It first learns what others have
 committed, writes new rows behind the valid ones, flushes them, and then commits the items together with the
 number of valid rows. So an addition is on the disk when it returns, and one that was killed leaves rows that
-the next writer overwrites. Removed items leave holes. Once more than half of the rows are holes, the rows are
+the next writer overwrites. An item that gets another vector gets a new key and a new row. Removed items leave
+holes. Once more than half of the rows are holes, the rows are
 written again without them.
 
 **A new model** (a fit, a refit, a calibration) is a new version and new files of rows, written completely and
@@ -21,7 +22,8 @@ flushed before the commit that makes them current. Then the old files are remove
 mapped can still read them (on Windows the next such commit removes them).
 
 **A reader** looks at a counter of SQLite before each search. If others have committed, it reads the items
-added since and the keys removed since; if there are other files, it reads everything again. A search for
+added since, and the keys whose items were changed or removed since; if there are other files, it reads
+everything again. A search for
 another version of the model than the current one is ``ModelChanged``.
 
 Only names that this module makes are ever removed, and of a version only what its config names. Nothing is
@@ -86,7 +88,16 @@ from diptych.retrieval._items import (
     View,
     parse_items,
 )
-from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, ModelChanged, State, Store
+from diptych.retrieval.stores._base import (
+    Block,
+    Contents,
+    Floats,
+    Listing,
+    Matches,
+    ModelChanged,
+    State,
+    Store,
+)
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
 from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
 
@@ -97,6 +108,7 @@ FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")
 COMPACTED = 1024
 """Rows from which a file is written again once more than half of it are holes."""
 
+_CHANGE = f"UPDATE items SET ({COLUMNS}) = ({', '.join('?' * len(COLUMNS.split(', ')))}) WHERE key = ?"  # noqa: S608
 _INSERT = f"INSERT INTO items ({COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS.split(', ')))})"  # noqa: S608
 _READ = 50_000  # items or rows that are written or checked at a time
 _ROW_FILE = re.compile(rf"({VERSION_ID.pattern})\.({'|'.join((*TASKS, *VIEWS))})")
@@ -150,12 +162,12 @@ class Layout(Schema, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """What is in memory: the version, the layout, and the number of the last removal that are applied."""
+    """What is in memory: the version, the layout, and the number of the last change that are applied."""
 
     version: Version
     layout: Layout
     store: MemoryStore
-    removal: int = 0
+    change: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,7 +237,7 @@ class FolderStore:
             _write_rows(folder, layout, store, {view: np.arange(len(keys[view])) for view in VIEWS})
             clear_items(connection)
             rows = {key: row for view in VIEWS for row, key in enumerate(keys[view].tolist())}
-            _insert(connection, (places.pack(key, rows[key], item) for key, item in store.table))
+            _execute(connection, _INSERT, (places.pack(key, rows[key], item) for key, item in store.table))
             return layout
 
         def write_files(path: Path) -> None:
@@ -335,40 +347,83 @@ class FolderStore:
             version = self._refresh().version  # another process has just replaced it
         yield version.path, version.id
 
-    def add(self, blocks: Sequence[Block], version: str) -> None:
+    def page(self, listing: Listing) -> tuple[list[Item], int]:
+        """Return a page of items, and how many there are on all pages; see ``Store.page``."""
+        return self.resident.page(listing)
+
+    def add(self, blocks: Sequence[Block], version: str, *, replace: bool = False) -> None:
         """Add items in one transaction; they are on the disk when this returns."""
         with self._transaction(version) as (connection, loaded):
-            loaded.store.check_new(blocks)
-            layout = loaded.layout
-            places = self.reading.places(layout, self.folder)
-            if places.images is None:  # these are the first images that lie somewhere
-                places = Places.of((item for block in blocks for item in block.items), self.folder)
-            rows, key = dict(layout.rows), layout.next_key
-            for block in blocks:
-                first, n = rows[block.view], len(block.items)
-                for name, (file, dtype, width) in layout.files(block.view).items():
-                    content = block.vectors if name == TASK_OF[block.view] else block.features
-                    if content is None:
-                        raise InputError("this index keeps features; pass them with the vectors.")
-                    with open_rows(self.folder, file) as write:
-                        write(first, np.asarray(content, dtype).reshape(n, width))
-                packed = (places.pack(key + i, first + i, item) for i, item in enumerate(block.items))
-                _insert(connection, packed)
-                rows[block.view], key = first + n, key + n
-            _write_layout(
-                connection,
-                msgspec.structs.replace(layout, rows=rows, next_key=key, images=places.describe()),
-            )
+            self._add(connection, loaded, blocks, replace=replace)
+        if replace:
+            self._compact_sparse()
+
+    def update(
+        self,
+        ids: Sequence[str],
+        change: Callable[[Item], Item],
+        version: str,
+        vectors: Floats | None = None,
+        features: Floats | None = None,
+    ) -> list[Item]:
+        """Change items in one transaction; see ``Store.update``."""
+        with self._transaction(version) as (connection, loaded):
+            changed = loaded.store.change_items(ids, change)
+            items = list(changed.values())
+            if vectors is not None:
+                block = Block(items[0].view, items, vectors, features)
+                self._add(connection, loaded, [block], replace=True)
+            else:
+                self._change(connection, loaded.layout, changed)
+        if vectors is not None:
+            self._compact_sparse()
+        return items
 
     def remove(self, ids: Sequence[str]) -> int:
         """Remove items in one transaction, and with an image its captions; return how many."""
         with self._transaction() as (connection, loaded):
-            keys = [(key,) for key in loaded.store.keys_to_remove(ids).tolist()]
-            connection.executemany("DELETE FROM items WHERE key = ?", keys)
-            connection.executemany("INSERT INTO removals (key) VALUES (?)", keys)
-        if self._is_sparse(self._loaded):
-            self.compact()
+            keys = loaded.store.keys_to_remove(ids).tolist()
+            _delete(connection, keys)
+        self._compact_sparse()
         return len(keys)
+
+    def _add(self, connection: Connection, loaded: Loaded, blocks: Sequence[Block], *, replace: bool) -> None:
+        """Write rows behind the valid ones, and insert their items, in place of others with ``replace``."""
+        replacing = loaded.store.check_new(blocks, replace=replace)
+        _delete(connection, np.concatenate(list(replacing.values())).tolist())
+        layout = loaded.layout
+        places = self._places(layout, (item for block in blocks for item in block.items))
+        rows, key = dict(layout.rows), layout.next_key
+        for block in blocks:
+            first, n = rows[block.view], len(block.items)
+            for name, (file, dtype, width) in layout.files(block.view).items():
+                content = block.vectors if name == TASK_OF[block.view] else block.features
+                if content is None:
+                    raise InputError("this index keeps features; pass them with the vectors.")
+                with open_rows(self.folder, file) as write:
+                    write(first, np.asarray(content, dtype).reshape(n, width))
+            packed = (places.pack(key + i, first + i, item) for i, item in enumerate(block.items))
+            _execute(connection, _INSERT, packed)
+            rows[block.view], key = first + n, key + n
+        _write_layout(
+            connection,
+            msgspec.structs.replace(layout, rows=rows, next_key=key, images=places.describe()),
+        )
+
+    def _change(self, connection: Connection, layout: Layout, changed: Mapping[int, Item]) -> None:
+        """Put other items in the places of some, with their rows."""
+        places = self._places(layout, changed.values())
+        row = "SELECT row FROM items WHERE key = ?"
+        rows = {key: connection.execute(row, [key]).fetchone()[0] for key in changed}
+        packed = ((*places.pack(key, rows[key], item), key) for key, item in changed.items())
+        _execute(connection, _CHANGE, packed)
+        _log(connection, changed)
+        _write_layout(connection, msgspec.structs.replace(layout, images=places.describe()))
+
+    def _places(self, layout: Layout, items: Iterable[Item]) -> Places:
+        """Return where images lie; if these are the first that lie somewhere, there."""
+        places = self.reading.places(layout, self.folder)
+        return Places.of(items, self.folder) if places.images is None else places
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> Store:
         """Put another model in place of the stored one, for the same items.
@@ -419,7 +474,7 @@ class FolderStore:
                 for view in VIEWS:
                     rows = enumerate(keys[view].tolist())
                     connection.executemany("UPDATE items SET row = ? WHERE key = ?", rows)
-                connection.execute("DELETE FROM removals")
+                connection.execute("DELETE FROM changes")
                 return layout
 
             self._put_in_use(connection, loaded, fill, None, store)
@@ -438,7 +493,7 @@ class FolderStore:
         assert layout is not None
         with self._syncing:  # so that no search reads everything again
             connection.execute("COMMIT")
-            self._loaded = Loaded(version, layout, store, 0 if write_model is None else loaded.removal)
+            self._loaded = Loaded(version, layout, store, 0 if write_model is None else loaded.change)
 
     def _tidy(self) -> None:
         with self._writing:
@@ -474,18 +529,28 @@ class FolderStore:
             version, layout = _read_current(connection, self.folder)
             same = (version, layout.names) == (loaded.version, loaded.layout.names)
             first = loaded.layout.next_key if same else layout.next_key
-            rows = connection.execute(f"SELECT {COLUMNS} FROM items WHERE key >= ? ORDER BY key", (first,))  # noqa: S608
-            items = parse_items(rows, self._database.path)
-            removals = connection.execute(
-                "SELECT number, key FROM removals WHERE number > ? ORDER BY number", (loaded.removal,)
+            rows = connection.execute(
+                f"SELECT {COLUMNS} FROM items WHERE key >= ? "  # noqa: S608
+                "OR key IN (SELECT key FROM changes WHERE number > ?) ORDER BY key",
+                (first, loaded.change),
+            )
+            stored = parse_items(rows, self._database.path)
+            changes = connection.execute(
+                "SELECT number, key FROM changes WHERE number > ? ORDER BY number", (loaded.change,)
             ).fetchall()
         if not same:
             return self._load()
         store = loaded.store
-        removed = [key for _, key in removals if store.table.get(key) is not None]
-        if removed:
-            store.drop(np.array(removed, np.int64))
         store.table.places = self.reading.places(layout, self.folder)
+        items = [item for item in stored if item.key >= first]
+        for changed in stored[: len(stored) - len(items)]:
+            store.table.change(changed.key, changed)
+        gone = {key for _, key in changes} - {item.key for item in stored}
+        removed = {key: item for key in gone if (item := store.table.get(key)) is not None}
+        view_of = {item.id: item.view for item in items}
+        replaced = {key: item.view for key, item in removed.items() if view_of.get(item.id) == item.view}
+        if removed.keys() - replaced:
+            store.drop(np.array(sorted(removed.keys() - replaced), np.int64))
         for view in VIEWS:
             some = [item for item in items if item.view == view]
             if some:
@@ -496,9 +561,10 @@ class FolderStore:
                     name: _read_rows(self.folder, file, dtype, width, rows_of)
                     for name, (file, dtype, width) in layout.files(view).items()
                 }
-                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys)
+                replacing = [key for key, view_of_key in replaced.items() if view_of_key == view]
+                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys, replacing)
         store.table.next_key = layout.next_key
-        return Loaded(version, layout, store, removals[-1][0] if removals else loaded.removal)
+        return Loaded(version, layout, store, changes[-1][0] if changes else loaded.change)
 
     def _load(self) -> Loaded:
         """Read everything; again if the files were replaced meanwhile."""
@@ -507,10 +573,10 @@ class FolderStore:
                 version, layout = _read_current(connection, self.folder)
                 rows = connection.execute(f"SELECT {COLUMNS} FROM items ORDER BY key")  # noqa: S608
                 items = parse_items(rows, self._database.path)
-                removal = connection.execute("SELECT max(number) FROM removals").fetchone()[0]
+                change = connection.execute("SELECT max(number) FROM changes").fetchone()[0]
             try:
                 store = self._open(version, layout, items)
-                return Loaded(version, layout, store, removal or 0)
+                return Loaded(version, layout, store, change or 0)
             except (InputError, OSError):
                 with self._database.reading() as connection:
                     if _read_current(connection, self.folder) == (version, layout):
@@ -552,10 +618,11 @@ class FolderStore:
             layout.kind, layout.dtype, table=table, indexes=indexes, kept=kept, learned=layout.learned
         )
 
-    def _is_sparse(self, loaded: Loaded) -> bool:
-        """Return whether more than half of the rows are holes."""
-        rows = sum(loaded.layout.rows.values())
-        return rows >= COMPACTED and 2 * len(loaded.store.table) < rows
+    def _compact_sparse(self) -> None:
+        """Write all rows again if more than half of them are holes."""
+        rows = sum(self._loaded.layout.rows.values())
+        if rows >= COMPACTED and 2 * len(self._loaded.store.table) < rows:
+            self.compact()
 
 
 def check_writable(folder: str | os.PathLike[str]) -> Path:
@@ -619,13 +686,24 @@ def write_version(
 
 def clear_items(connection: Connection) -> None:
     """Forget all items."""
-    for table in ("items", "removals"):
+    for table in ("items", "changes"):
         connection.execute(f"DELETE FROM {table}")  # noqa: S608
 
 
-def _insert(connection: Connection, rows: Iterable[tuple[Any, ...]]) -> None:
+def _delete(connection: Connection, keys: Sequence[int]) -> None:
+    connection.executemany("DELETE FROM items WHERE key = ?", [(key,) for key in keys])
+    _log(connection, keys)
+
+
+def _log(connection: Connection, keys: Iterable[int]) -> None:
+    """Tell readers that the items under some keys were changed or removed."""
+    connection.executemany("INSERT INTO changes (key) VALUES (?)", [(key,) for key in keys])
+
+
+def _execute(connection: Connection, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Run a statement that writes items, once for each row of values."""
     try:
-        connection.executemany(_INSERT, rows)
+        connection.executemany(statement, rows)
     except UnicodeEncodeError as error:
         text = ascii(error.object)[:60]
         raise InputError(f"{text} is not valid Unicode text; rename the file or the id.") from None

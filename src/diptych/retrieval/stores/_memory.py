@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from diptych._checks import TASKS, InputError, Task, check_choice
-from diptych.retrieval._filters import Filter, check_metadata_keys
+from diptych.retrieval._filters import Exists, Filter, check_metadata_keys, is_number
 from diptych.retrieval._items import (
     SEARCHED,
     TASK_OF,
@@ -21,9 +22,10 @@ from diptych.retrieval._items import (
     StoredItem,
     View,
     check_unique,
+    other_view,
     unknown_item,
 )
-from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, State, TakenError
+from diptych.retrieval.stores._base import Block, Contents, Floats, Listing, Matches, State, TakenError
 from diptych.retrieval.stores._columns import Columns
 from diptych.retrieval.stores._faiss import DTYPES, VectorIndex
 
@@ -85,26 +87,49 @@ class ItemTable:
         keys = self._columns[view].find(where.condition, self.next_key)
         return keys if where.ids is None else np.intersect1d(keys, self.keys_of(where.ids), True)
 
-    def check_keys(self, where: Filter) -> None:
+    def check_keys(self, where: Filter, argument: str = "where") -> None:
         """Refuse a filter with a metadata key that no item has; see ``check_metadata_keys``."""
         if len(self):
             names = (columns.names(self.next_key) for columns in self._columns.values())
-            check_metadata_keys(where, set().union(*names))
+            check_metadata_keys(where, set().union(*names), argument)
+
+    def order(self, keys: Keys, name: str, *, descending: bool) -> Keys:
+        """Return keys in the order of the metadata key ``name``; see ``Listing``."""
+        numbers, texts, others = list[tuple[Any, int]](), list[tuple[Any, int]](), list[tuple[Any, int]]()
+        for key in keys.tolist():
+            value = None if (item := self._items.get(key)) is None else item.metadata.get(name)
+            kind = numbers if is_number(value) else texts if isinstance(value, str) else others
+            kind.append((value, key))
+        if not numbers and not texts:
+            self.check_keys(Filter(condition=Exists(name)), "order_by")
+        for values in (numbers, texts):
+            values.sort(key=itemgetter(0), reverse=descending)
+        return np.array([key for _, key in (*numbers, *texts, *others)], np.int64)
 
     def caption_keys(self, image_id: str) -> list[int]:
         return list(self._captions.get(image_id, ()))
 
-    def check_new(self, items: Sequence[Item | StoredItem]) -> None:
-        """Refuse ids that are stored already, or given twice."""
+    def check_new(self, items: Sequence[Item | StoredItem], replacing: Collection[int] = ()) -> None:
+        """Refuse ids that are given twice, or are stored under other keys than those ``replacing``."""
         ids = {item.id for item in items}
         if len(ids) < len(items):
             check_unique(items)
         if not self._keys.keys().isdisjoint(ids):
-            raise TakenError(next(item.id for item in items if item.id in self._keys))
+            for item in items:
+                if (key := self._keys.get(item.id)) is not None and key not in replacing:
+                    raise TakenError(item.id)
 
-    def add(self, items: Sequence[Item | StoredItem], keys: Keys | None = None) -> Keys:
-        """Add items under ``keys``, none of which was used before; None: under the next ones. Return them."""
-        self.check_new(items)
+    def add(
+        self,
+        items: Sequence[Item | StoredItem],
+        keys: Keys | None = None,
+        replacing: Collection[int] = (),
+    ) -> Keys:
+        """Add items under ``keys``, none of which was used before; None: under the next ones. Return them.
+
+        Items under the keys ``replacing``, which have the same ids, are to be removed next.
+        """
+        self.check_new(items, replacing)
         if keys is None:
             keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
         pairs = list(zip(keys.tolist(), items, strict=True))
@@ -116,10 +141,16 @@ class ItemTable:
         self.next_key = max(self.next_key, int(keys.max(initial=-1)) + 1)
         return keys
 
+    def change(self, key: int, item: Item | StoredItem) -> None:
+        """Put another item with the same id in the place of one."""
+        self._items[key] = item
+        self._columns[item.view].change(key)
+
     def remove(self, keys: Sequence[int]) -> None:
         for key in keys:
             item = self._items.pop(key)
-            del self._keys[item.id]
+            if self._keys[item.id] == key:
+                del self._keys[item.id]
             if item.image is not None:
                 captions = self._captions[item.image]
                 captions.remove(key)
@@ -199,17 +230,30 @@ class MemoryStore:
             present = self.table.keys(SEARCHED[task])
             allowed = present if allowed is None else np.intersect1d(allowed, present, assume_unique=True)
 
-    def add(self, blocks: Sequence[Block], version: str = "") -> None:
+    def add(self, blocks: Sequence[Block], version: str = "", *, replace: bool = False) -> None:
         with self._writing:
-            self.check_new(blocks)
+            replacing = self.check_new(blocks, replace=replace)
             for block in blocks:
-                self.put(block.view, block.items, block.vectors, block.features)
+                self.put(
+                    block.view, block.items, block.vectors, block.features, replacing=replacing[block.view]
+                )
 
-    def check_new(self, blocks: Sequence[Block]) -> None:
-        """Refuse items that ``add`` cannot add, before anything is changed."""
-        self.table.check_new([item for block in blocks for item in block.items])
+    def check_new(self, blocks: Sequence[Block], *, replace: bool = False) -> dict[View, Keys]:
+        """Refuse items that ``add`` cannot add, before anything is changed.
+
+        Return the keys of the items of each view that they take the place of.
+        """
+        replacing = dict.fromkeys(VIEWS, np.empty(0, np.int64))
+        for block in blocks if replace else ():
+            replacing[block.view] = keys = self.table.keys_of(item.id for item in block.items)
+            for stored in map(self.table.get, keys.tolist()):
+                if stored is not None and stored.view != block.view:
+                    raise other_view(stored.id)
+        items = [item for block in blocks for item in block.items]
+        self.table.check_new(items, {key for keys in replacing.values() for key in keys.tolist()})
         for block in blocks:
             self.indexes[TASK_OF[block.view]].convert(block.vectors)
+        return replacing
 
     def put(
         self,
@@ -218,13 +262,50 @@ class MemoryStore:
         vectors: Floats,
         features: Floats | None,
         keys: Keys | None = None,
+        replacing: Keys | Sequence[int] = (),
     ) -> None:
-        """Add items of a view with their rows, under ``keys`` or the next ones."""
+        """Add items of a view with their rows, under ``keys`` or the next ones, in place of others.
+
+        A search meets the items that are replaced, or those in their place.
+        """
         # The item before its vector, so that no search meets a vector without its item.
-        keys = self.table.add(items, keys)
-        if features is not None and view in self.kept:
-            self.kept[view].add(keys, features)
-        self.indexes[TASK_OF[view]].add(keys, vectors)
+        replaced = np.asarray(replacing, np.int64)
+        keys = self.table.add(items, keys, set(replaced.tolist()))
+        if view in self.kept and features is not None:
+            self.kept[view].add(keys, features, replaced)
+        elif view in self.kept:
+            self.kept[view].remove(replaced)
+        self.indexes[TASK_OF[view]].add(keys, vectors, replaced)
+        self.table.remove(replaced.tolist())
+
+    def update(
+        self,
+        ids: Sequence[str],
+        change: Callable[[Item], Item],
+        version: str = "",
+        vectors: Floats | None = None,
+        features: Floats | None = None,
+    ) -> list[Item]:
+        with self._writing:
+            changed = self.change_items(ids, change)
+            items = list(changed.values())
+            if vectors is None:
+                for key, item in changed.items():
+                    self.table.change(key, item)
+            else:
+                self.add([Block(items[0].view, items, vectors, features)], replace=True)
+        return items
+
+    def change_items(self, ids: Sequence[str], change: Callable[[Item], Item]) -> dict[int, Item]:
+        """Return what ``change`` makes of some items, by their keys; unknown ids are refused."""
+        changed = {}
+        for item_id in ids:
+            key = self.table.key(item_id)
+            item = None if key is None else self.table.get(key)
+            if key is None or item is None:
+                raise unknown_item(item_id)
+            changed[key] = change(item)
+        return changed
 
     def remove(self, ids: Sequence[str]) -> int:
         with self._writing:
@@ -266,6 +347,20 @@ class MemoryStore:
         for key, item in pairs:
             if item is not None and view in (None, item.view) and (not new or key >= self.learned):
                 yield item
+
+    def page(self, listing: Listing) -> tuple[list[Item], int]:
+        views = VIEWS if listing.view is None else (listing.view,)
+        keys = np.sort(np.concatenate([self.indexes[TASK_OF[view]].keys for view in views]))
+        if listing.where is not None:
+            allowed = [self.table.find(view, listing.where) for view in views]
+            if not any(some is None for some in allowed):
+                keys = np.intersect1d(keys, np.concatenate([some for some in allowed if some is not None]))
+            if not len(keys):
+                self.table.check_keys(listing.where)
+        if listing.order_by is not None:
+            keys = self.table.order(keys, listing.order_by, descending=listing.descending)
+        page = map(self.table.get, keys[listing.offset : listing.end].tolist())
+        return [item for item in page if item is not None], len(keys)
 
     def count(self, view: View | None = None) -> int:
         return len(self.table) if view is None else len(self.indexes[TASK_OF[view]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,8 +24,8 @@ from diptych.retrieval._filters import (
     check_metadata_keys,
     required_keys,
 )
-from diptych.retrieval._items import VIEWS, Item, View, unknown_item
-from diptych.retrieval.stores._base import Floats, TakenError, search_in_steps
+from diptych.retrieval._items import VIEWS, Item, View, other_view, unknown_item
+from diptych.retrieval.stores._base import Floats, Listing, TakenError, search_in_steps
 from diptych.retrieval.stores.postgres._connection import Connection
 from diptych.retrieval.stores.postgres._schema import MAX_GRAPH_DIMENSION, Version, cast_for_graph
 
@@ -53,6 +53,12 @@ _IN_MANY = """CASE jsonb_typeof(i.metadata -> {key})
     WHEN 'array' THEN EXISTS (SELECT FROM jsonb_array_elements(i.metadata -> {key}) e
         WHERE e = ANY({values}::jsonb[]))
     ELSE coalesce(i.metadata -> {key} = ANY({values}::jsonb[]), FALSE) END"""
+
+# Numbers, then texts by code point, then all others.
+_ORDER = """CASE jsonb_typeof(i.metadata -> %(name)s) WHEN 'number' THEN 0 WHEN 'string' THEN 1 ELSE 2 END,
+    CASE jsonb_typeof(i.metadata -> %(name)s) WHEN 'number' THEN (i.metadata ->> %(name)s)::numeric END {way},
+    CASE jsonb_typeof(i.metadata -> %(name)s) WHEN 'string' THEN i.metadata ->> %(name)s END
+        COLLATE "C" {way}, key"""
 
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
 
@@ -142,6 +148,41 @@ def delete_items(connection: Connection, version: Version, ids: Sequence[str]) -
     return [row[0] for row in connection.execute(statement, {"ids": list(stored)}).fetchall()]
 
 
+def delete_replaced(connection: Connection, version: Version, view: View, items: Sequence[Item]) -> list[int]:
+    """Delete the items of a view that others with their ids are to replace; return their keys."""
+    stored = read_items(connection, version, ids=[item.id for item in items])
+    for _, item in stored:
+        if item.view != view:
+            raise other_view(item.id)
+    keys = [key for key, _ in stored]
+    connection.execute(sql.SQL("DELETE FROM {} WHERE key = ANY(%s)").format(version.items), [keys])
+    return keys
+
+
+def change_items(
+    connection: Connection, version: Version, ids: Sequence[str], change: Callable[[Item], Item]
+) -> dict[int, Item]:
+    """Return what ``change`` makes of some items, by their keys; unknown ids are refused."""
+    stored = {item.id: (key, item) for key, item in read_items(connection, version, ids=ids)}
+    for item_id in ids:
+        if item_id not in stored:
+            raise unknown_item(item_id)
+    return {key: change(item) for key, item in map(stored.__getitem__, ids)}
+
+
+def update_items(connection: Connection, version: Version, items: Mapping[int, Item]) -> None:
+    """Put other items in the place of those under some keys."""
+    statement = sql.SQL("UPDATE {} SET path = %s, text = %s, image = %s, metadata = %s WHERE key = %s")
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            statement.format(version.items),
+            [
+                (item.path, item.text, item.image, Jsonb(dict(item.metadata)), key)
+                for key, item in items.items()
+            ],
+        )
+
+
 def read_items(
     connection: Connection,
     version: Version,
@@ -166,6 +207,27 @@ def read_items(
         "limit": limit,
     }
     return [(row[0], make_item(row)) for row in connection.execute(statement, values).fetchall()]
+
+
+def list_items(connection: Connection, version: Version, listing: Listing) -> tuple[list[Item], int]:
+    """Return a page of items, and how many there are on all pages; see ``Store.page``."""
+    where, values = filter_condition(connection, version, listing.where)
+    source = sql.SQL("FROM {} i WHERE (%(view)s::text IS NULL OR view = %(view)s) AND {}").format(
+        version.items, where
+    )
+    order: sql.Composable = sql.SQL("key")
+    if listing.order_by is not None:
+        check_filter_keys(connection, version, Filter(condition=Exists(listing.order_by)), "order_by")
+        way = sql.SQL("DESC" if listing.descending else "ASC")
+        order, values["name"] = sql.SQL(_ORDER).format(way=way), listing.order_by
+    statement = sql.SQL("SELECT {} {} ORDER BY {} OFFSET %(offset)s LIMIT %(limit)s")
+    values |= {"view": listing.view, "offset": listing.offset, "limit": listing.limit}
+    row = connection.execute(sql.SQL("SELECT count(*) {}").format(source), values).fetchone()
+    total = 0 if row is None else int(row[0])
+    if listing.where is not None and total == 0:
+        check_filter_keys(connection, version, listing.where)
+    rows = connection.execute(statement.format(COLUMNS, source, order), values).fetchall()
+    return [make_item(row) for row in rows], total
 
 
 def filter_condition(connection: Connection, version: Version, where: Filter | None) -> Choice:
@@ -227,7 +289,9 @@ def _join(operator: str, nothing: str, parts: Iterable[sql.Composable]) -> sql.C
     )
 
 
-def check_filter_keys(connection: Connection, version: Version, where: Filter) -> None:
+def check_filter_keys(
+    connection: Connection, version: Version, where: Filter, argument: str = "where"
+) -> None:
     """Refuse a filter with a metadata key that no item has; for filters that matched nothing."""
 
     def exists(condition: str, *values: str) -> bool:
@@ -242,7 +306,7 @@ def check_filter_keys(connection: Connection, version: Version, where: Filter) -
         return
     if exists("TRUE"):
         keys = sql.SQL("SELECT DISTINCT jsonb_object_keys(metadata) FROM {}").format(version.items)
-        check_metadata_keys(where, [row[0] for row in connection.execute(keys).fetchall()])
+        check_metadata_keys(where, [row[0] for row in connection.execute(keys).fetchall()], argument)
 
 
 def _all_strings(value: Any) -> Iterator[str]:

@@ -18,10 +18,19 @@ from psycopg.errors import UndefinedTable
 from diptych._checks import TASKS, InputError, Task, check_choice
 from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import SEARCHED, TASK_OF, Item, View, check_unique
-from diptych.retrieval.stores._base import Block, Contents, Floats, Matches, ModelChanged, State
+from diptych.retrieval.stores._base import (
+    Block,
+    Contents,
+    Floats,
+    Listing,
+    Matches,
+    ModelChanged,
+    State,
+)
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
 from diptych.retrieval.stores.postgres._rows import (
+    change_items,
     check_filter_keys,
     check_not_stored,
     check_storable,
@@ -29,9 +38,11 @@ from diptych.retrieval.stores.postgres._rows import (
     copy_items,
     copy_vectors,
     delete_items,
+    delete_replaced,
     delete_vectors,
     filter_condition,
     find_keys,
+    list_items,
     make_item,
     next_key,
     read_features,
@@ -39,6 +50,7 @@ from diptych.retrieval.stores.postgres._rows import (
     read_vectors,
     reserve_keys,
     search_vectors,
+    update_items,
 )
 from diptych.retrieval.stores.postgres._schema import (
     NoModelError,
@@ -142,21 +154,50 @@ class PostgresStore:
 
         return self._read(query, version)
 
-    def add(self, blocks: Sequence[Block], version: str) -> None:
+    def add(self, blocks: Sequence[Block], version: str, *, replace: bool = False) -> None:
         """Add items in one transaction; they are on the disk when this returns."""
         items = [item for block in blocks for item in block.items]
         check_unique(items)
         check_storable(items, self._address.max_item)
 
         def write(connection: Connection) -> None:
-            current = self._refresh(connection)
-            if current.name != version:
-                raise ModelChanged
-            check_not_stored(connection, current, items)
+            current = self._refresh(connection, version)
+            if not replace:
+                check_not_stored(connection, current, items)
             for block in blocks:
-                _insert_block(connection, current, block)
+                self._add(connection, current, block, replace=replace)
 
         self._write(write)
+
+    def update(
+        self,
+        ids: Sequence[str],
+        change: Callable[[Item], Item],
+        version: str,
+        vectors: Floats | None = None,
+        features: Floats | None = None,
+    ) -> list[Item]:
+        """Change items in one transaction; see ``Store.update``."""
+
+        def write(connection: Connection) -> list[Item]:
+            current = self._refresh(connection, version)
+            changed = change_items(connection, current, ids, change)
+            items = list(changed.values())
+            check_storable(items, self._address.max_item)
+            if vectors is None:
+                update_items(connection, current, changed)
+            else:
+                block = Block(items[0].view, items, vectors, features)
+                self._add(connection, current, block, replace=True)
+            return items
+
+        return self._write(write)
+
+    def _add(self, connection: Connection, version: Version, block: Block, *, replace: bool) -> None:
+        if replace:
+            keys = delete_replaced(connection, version, block.view, block.items)
+            delete_vectors(connection, version, keys, features=version.keeps_features)
+        _insert_block(connection, version, block)
 
     def remove(self, ids: Sequence[str]) -> int:
         """Remove items in one transaction, and with an image its captions; return how many."""
@@ -189,6 +230,10 @@ class PostgresStore:
             if len(page) < PAGE:
                 return
             first = page[-1][0] + 1
+
+    def page(self, listing: Listing) -> tuple[list[Item], int]:
+        """Return a page of items, and how many there are on all pages; see ``Store.page``."""
+        return self._read(lambda connection, current: list_items(connection, current, listing))
 
     def count(self, view: View | None = None) -> int:
         """Return the number of items, of one view or of both."""
@@ -260,11 +305,13 @@ class PostgresStore:
         self._connections.run(attempt, share=True)
         return self
 
-    def _refresh(self, connection: Connection) -> Version:
-        """Read which version is in use now."""
+    def _refresh(self, connection: Connection, expected: str | None = None) -> Version:
+        """Read which version is in use now; ``ModelChanged`` if it is not the ``expected`` one."""
         version = read_version(connection, self._address.schema)
         if version is None:
             raise NoModelError(self._address)
+        if expected not in (None, version.name):
+            raise ModelChanged
         self._version, self.dtype = version, version.dtype
         self.kind = "postgresql, hnsw" if version.graph else "postgresql"
         return version
