@@ -64,6 +64,8 @@ def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions
     Files that are not images, of --views audio,text for example, must exist and not be empty.
 
     Example: `diptych check captions.csv --images photos`
+
+    Example: `diptych check photos`
     """
     from diptych._progress import progress_bar
     from diptych.data import inspect_pairs
@@ -72,7 +74,7 @@ def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions
     names = read_views(views)
     with progress_bar(f"checking {plural(names.image)}", run.bars) as show:
         report = inspect_pairs(
-            table.read(pairs, names),
+            table.read(pairs, names, needs_captions=False),
             workers=run.threads,
             progress=lambda done, total: show(done / max(1, total)),
         )
@@ -183,6 +185,9 @@ def _describe_report(report: PairsReport, names: ViewNames) -> Iterator[str]:
         (f"words per {names.caption}", report.caption_words),
     ):
         yield f"{name}: {summary.smallest} to {summary.largest}, median {summary.median:g}"
+    if report.in_files:
+        told = ", ".join(f"{n} with {what}" for what, n in report.in_files.items())
+        yield f"in the files of {plural(names.image)}: {told}"
     if not report.images_checked:
         yield f"no {names.image} files were checked: give their folder as --images"
     if report.copies:

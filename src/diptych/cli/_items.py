@@ -301,7 +301,8 @@ def _describe_model(content: dict[str, Any], model: Path) -> Iterator[str]:
         f"{split} {count(n, names.image)} and {count(m, names.caption)}"
         for split, (n, m) in facts["pairs"].items()
     )
-    yield f"pairs: {sizes}"
+    if sizes:
+        yield f"pairs: {sizes}"
     if "refitted" in facts:
         pairs = count(facts["refitted"]["pairs"], "pair")
         yield f"refitted on {pairs} ({facts['refitted']['before']} before)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +14,14 @@ import numpy as np
 from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, with_article
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
+from diptych.data._photos import PhotoText, read_photo
 from diptych.data._readers import read_pairs
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS, EXTENSIONS, UnreadableImage, open_image
 from diptych.encoders._image import open_input
 
 _LISTED = 3
+_TOLD = {"captions": None, "tags": "tags", "dates": "date", "places": "latitude", "cameras": "camera"}
+"""What files may say, and the metadata that hold it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class PairsReport:
     leaks, copies
         Groups of images with the same pixels, or of other files with the same content: in different splits,
         and otherwise.
+    in_files
+        Numbers of images whose files say something, by what: captions, tags, dates, places and cameras.
     images_checked
         Whether the image files were opened; not if their paths are unknown.
     views
@@ -74,6 +79,7 @@ class PairsReport:
     empty_captions: tuple[str, ...] = ()
     leaks: tuple[tuple[str, ...], ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
+    in_files: dict[str, int] = field(default_factory=dict)
     images_checked: bool = False
     views: ViewNames = IMAGE_AND_TEXT
     problems: tuple[str, ...] = field(init=False)
@@ -136,7 +142,7 @@ def inspect_pairs(
     missing: list[str] = []
     unreadable: list[tuple[str, str]] = []
     rows_by_pixels: dict[str, list[int]] = defaultdict(list)
-    name = pairs.views.image
+    name, told = pairs.views.image, Counter[str]()
 
     def digest(path: Path) -> str | InputError | None:
         if not path.is_file():
@@ -147,6 +153,7 @@ def inspect_pairs(
             image = open_image(path, max_pixels=max_pixels)
         except UnreadableImage as problem:
             return problem
+        told.update(_list_told(read_photo(path)))
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
 
     threads = thread_count(workers)
@@ -179,9 +186,15 @@ def inspect_pairs(
         empty_captions=tuple(name for name, n in zip(pairs.caption_ids, words, strict=True) if n == 0),
         leaks=tuple(leaks),
         copies=tuple(copies),
+        in_files={what: told[what] for what in _TOLD if told[what]},
         images_checked=pairs.paths is not None,
         views=pairs.views,
     )
+
+
+def _list_told(photo: PhotoText) -> list[str]:
+    """Return what a photo says of itself, by the names of a report."""
+    return [what for what, key in _TOLD.items() if (photo.captions if key is None else key in photo.metadata)]
 
 
 def _digest_file(path: Path, name: str) -> str | InputError:

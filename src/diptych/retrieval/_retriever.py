@@ -697,7 +697,11 @@ class Retriever:
 
         encoders = open_towers(image_encoder, text_encoder)
         model, towers = Fusion.zero_shot(find_towers(encoders)), (encoders.image, encoders.text)
-        return cls.from_model(model, image_encoder=towers[0], text_encoder=towers[1], **options)
+        retriever = cls.from_model(model, image_encoder=towers[0], text_encoder=towers[1], **options)
+        retriever.fitted.facts["quality"] = (
+            "Nothing was fitted: scores are cosines of the features as encoded."
+        )
+        return retriever
 
     def refit(self, *, validation: tuple[Any, ...] | None = None) -> Retriever:
         """Fit again on the training pairs and all pairs added since, and embed every item again.
