@@ -20,8 +20,11 @@ from diptych.encoders._decoding import DEFAULT_MAX_PIXELS, EXTENSIONS, Unreadabl
 from diptych.encoders._image import open_input
 
 _LISTED = 3
-_TOLD = {"captions": None, "tags": "tags", "dates": "date", "places": "latitude", "cameras": "camera"}
-"""What files may say, and the metadata that hold it."""
+_TOLD = {
+    **{f"a {name}": name for name in ("description", "title", "headline")},
+    **{"tags": "tags", "a date": "date", "a place": "latitude", "a camera": "camera"},
+}
+"""What files may say, for people, and the caption or metadata that has it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class PairsReport:
         Groups of images with the same pixels, or of other files with the same content: in different splits,
         and otherwise.
     in_files
-        Numbers of images whose files say something, by what: captions, tags, dates, places and cameras.
+        Numbers of images whose files say something, by what that is: ``"a description"``, ``"tags"``, ….
     images_checked
         Whether the image files were opened; not if their paths are unknown.
     views
@@ -89,7 +92,8 @@ class PairsReport:
         kinds = (
             (image, " cannot be found", self.missing),
             (image, " cannot be read", [name for name, _ in self.unreadable]),
-            (image, f" without {with_article(caption)}", self.without_captions),
+            # A folder of photos need not have captions.
+            (image, f" without {with_article(caption)}", self.without_captions if self.captions else ()),
             (f"empty {caption}", "", self.empty_captions),
             (image, " in more than one split (leakage)", [" = ".join(group) for group in self.leaks]),
         )
@@ -142,7 +146,7 @@ def inspect_pairs(
     missing: list[str] = []
     unreadable: list[tuple[str, str]] = []
     rows_by_pixels: dict[str, list[int]] = defaultdict(list)
-    name, told = pairs.views.image, Counter[str]()
+    name, told = pairs.views.image, dict[Path, PhotoText]()
 
     def digest(path: Path) -> str | InputError | None:
         if not path.is_file():
@@ -153,7 +157,7 @@ def inspect_pairs(
             image = open_image(path, max_pixels=max_pixels)
         except UnreadableImage as problem:
             return problem
-        told.update(_list_told(read_photo(path)))
+        told[path] = read_photo(path)
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
 
     threads = thread_count(workers)
@@ -186,15 +190,18 @@ def inspect_pairs(
         empty_captions=tuple(name for name, n in zip(pairs.caption_ids, words, strict=True) if n == 0),
         leaks=tuple(leaks),
         copies=tuple(copies),
-        in_files={what: told[what] for what in _TOLD if told[what]},
+        in_files=_count_told(told.values()),
         images_checked=pairs.paths is not None,
         views=pairs.views,
     )
 
 
-def _list_told(photo: PhotoText) -> list[str]:
-    """Return what a photo says of itself, by the names of a report."""
-    return [what for what, key in _TOLD.items() if (photo.captions if key is None else key in photo.metadata)]
+def _count_told(photos: Iterable[PhotoText]) -> dict[str, int]:
+    """Return how many photos say what of themselves."""
+    told = Counter(
+        what for photo in photos for what, key in _TOLD.items() if key in {**photo.captions, **photo.metadata}
+    )
+    return {what: told[what] for what in _TOLD if told[what]}
 
 
 def _digest_file(path: Path, name: str) -> str | InputError:
