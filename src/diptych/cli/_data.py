@@ -180,10 +180,11 @@ def _refuse_several(names: list[str] | None, option: str) -> None:
 def _describe_report(report: PairsReport, names: ViewNames) -> Iterator[str]:
     sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
     yield f"{count(report.images, names.image)} ({sizes}), {count(report.captions, names.caption)}"
-    for name, summary in (
+    summaries = (
         (f"{plural(names.caption)} per {names.image}", report.captions_per_image),
         (f"words per {names.caption}", report.caption_words),
-    ):
+    )
+    for name, summary in summaries if report.captions else ():
         yield f"{name}: {summary.smallest} to {summary.largest}, median {summary.median:g}"
     if report.in_files:
         told = ", ".join(f"{n} with {what}" for what, n in report.in_files.items())

@@ -132,7 +132,8 @@ def _describe(report: SyncReport, library: Path) -> Iterator[str]:
         "removed": report.removed,
     }
     said = ", ".join(f"{what} {count(n, 'photo')}" for what, n in numbers.items() if n)
-    yield f"{library}: {said or 'nothing new'}; {report.unchanged} unchanged"
+    unchanged = f"; {report.unchanged} unchanged" if report.unchanged else ""
+    yield f"{library}: {said or 'nothing new'}{unchanged}"
     for item_id, path in list(report.renamed.items())[:_LISTED]:
         yield f"renamed: {item_id} is {shorten(path)} now"
     if report.gone and not report.removed:

@@ -16,6 +16,7 @@ from diptych.cli._encoders import LoadOptions
 from diptych.cli._options import TableOptions
 from diptych.cli._run import (
     RECALLS,
+    ResumedRun,
     RunOptions,
     exit_if_unreadable,
     hide_library_bars,
@@ -61,7 +62,7 @@ def add(
     *,
     table: TableOptions,
     encoders: LoadOptions,
-    run: RunOptions,
+    run: ResumedRun,
 ) -> None:
     """Add images or pairs to a model. It learns from new pairs only with --refit.
 

@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diptych._checks import DataWarning, InputError
 from diptych.retrieval._items import VIEWS, View
+
+if TYPE_CHECKING:
+    from diptych.retrieval._encoders import Encoders
 
 PACKAGES = ("fastembed", "onnxruntime", "sentence-transformers", "timm", "torchvision")
 """Packages that bring encoders, or run them."""
@@ -134,6 +137,42 @@ def open_defaults(
             )
             encoders[view] = HKSE(random_state=random_state)
     return encoders
+
+
+def open_towers(image_encoder: Any, text_encoder: Any) -> Encoders:
+    """Return a dual encoder, which searches without any pairs: its towers, or ``"auto"`` for CLIP."""
+    auto = [isinstance(encoder, str) and encoder == "auto" for encoder in (image_encoder, text_encoder)]
+    if any(auto) and not all(auto):
+        raise InputError("one encoder was named; name both towers of a dual encoder, or none for CLIP.")
+    if all(auto) and default_encoder("image") is None:
+        raise InputError(
+            "photos without captions are searched with a dual encoder such as CLIP: pip install "
+            '"diptych[encoders]", or name both of its towers with --image-encoder and --text-encoder.'
+        )
+    from diptych.retrieval._encoders import Encoders
+
+    encoders = Encoders(image_encoder, text_encoder)
+    encoders.choose_defaults(fuses=True)
+    return encoders
+
+
+def find_towers(encoders: Encoders) -> int:
+    """Return the number of features of a dual encoder, whose cosine compares images with texts as it is."""
+    from diptych.encoders._image import make_example
+
+    names, advice = encoders.views, "name the two towers of a dual encoder such as CLIP (diptych encoders)"
+    if encoders.image is None or encoders.text is None:
+        raise InputError(f"{names.image} and {names.text} encoder are needed both; {advice}.")
+    widths = [
+        int(features.shape[1])
+        for features in (encoders.encode_images([make_example()]), encoders.encode_texts(["a photo"]))
+    ]
+    if widths[0] != widths[1]:
+        raise InputError(
+            f"the {names.image} encoder gives {widths[0]} features and the {names.text} encoder {widths[1]}, "
+            f"so they cannot be compared as they are; {advice}."
+        )
+    return widths[0]
 
 
 def _warn(message: str) -> None:

@@ -693,7 +693,7 @@ class Retriever:
             As the constructor takes them.
         """
         from diptych.fusion import Fusion
-        from diptych.retrieval._sync import find_towers, open_towers
+        from diptych.retrieval._recommended import find_towers, open_towers
 
         encoders = open_towers(image_encoder, text_encoder)
         model, towers = Fusion.zero_shot(find_towers(encoders)), (encoders.image, encoders.text)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,11 +28,9 @@ from diptych._threads import prefetch, thread_count
 from diptych.data._encode import make_image_pipeline
 from diptych.data._photos import PhotoText, list_photos, measure_photo, read_photo
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS
-from diptych.encoders._image import make_example
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._inputs import dataset_items
 from diptych.retrieval._items import VIEWS, Item, Places, PlacesConfig, View
-from diptych.retrieval._recommended import default_encoder
 from diptych.retrieval._searcher import Searcher, batches
 from diptych.retrieval.stores._base import Floats, Store
 from diptych.retrieval.stores._folder import FolderStore
@@ -179,8 +177,7 @@ def _sync_folder(
         missing = "; is its disk there?" if before else "; give a folder of photos."
         raise InputError(f"{folder} holds no images{missing}")
     number = known.add(root) if number is None else number
-    ids = {item.id for item in store.items()}
-    changes, renamed = _find_changes(store, photos, before, ids, report)
+    changes, renamed = _find_changes(store, photos, before, report)
     with progress_bar("encoding photos") as progress:
         for start in range(0, len(changes), BATCH):
             batch = changes[start : start + BATCH]
@@ -202,7 +199,6 @@ def _find_changes(
     store: FolderStore,
     photos: Mapping[str, Path],
     before: Mapping[str, PhotoFile],
-    ids: set[str],
     report: SyncReport,
 ) -> tuple[list[_Change], dict[str, str]]:
     """Return the photos whose files are not as they were, and the previous names of those renamed."""
@@ -219,7 +215,8 @@ def _find_changes(
     ]
     report.unchanged += len(measured) - len(others)
     by_digest = {file.sha256: name for name, file in before.items() if name not in photos}
-    by_path = {item.path: item.id for item in store.items("image")} if others else {}
+    stored = list(store.items()) if others else []
+    ids, by_path = {item.id for item in stored}, {item.path: item.id for item in stored}
     changes, renamed = list[_Change](), dict[str, str]()
     threads = thread_count(None)
     digests = prefetch(_digest, [photos[name] for name in others], threads, 4 * threads)
@@ -345,38 +342,6 @@ def _encode_photos(encoders: Encoders, paths: Sequence[Path]) -> tuple[dict[str,
         features |= dict(zip(good, batch.features, strict=True))
         first += batch.size
     return features, unreadable
-
-
-def find_towers(encoders: Encoders) -> int:
-    """Return the number of features of a dual encoder, whose cosine compares images with texts as it is."""
-    names, advice = encoders.views, "name the two towers of a dual encoder such as CLIP (diptych encoders)"
-    if encoders.image is None or encoders.text is None:
-        raise InputError(f"{names.image} and {names.text} encoder are needed both; {advice}.")
-    widths = [
-        int(features.shape[1])
-        for features in (encoders.encode_images([make_example()]), encoders.encode_texts(["a photo"]))
-    ]
-    if widths[0] != widths[1]:
-        raise InputError(
-            f"the {names.image} encoder gives {widths[0]} features and the {names.text} encoder {widths[1]}, "
-            f"so they cannot be compared as they are; {advice}."
-        )
-    return widths[0]
-
-
-def open_towers(image_encoder: Any, text_encoder: Any) -> Encoders:
-    """Return the encoders of a library without captions; by default CLIP, where fastembed is installed."""
-    auto = [isinstance(encoder, str) and encoder == "auto" for encoder in (image_encoder, text_encoder)]
-    if any(auto) and not all(auto):
-        raise InputError("one encoder was named; name both towers of a dual encoder, or none for CLIP.")
-    if all(auto) and default_encoder("image") is None:
-        raise InputError(
-            "photos without captions are searched with a dual encoder such as CLIP: pip install "
-            '"diptych[encoders]", or name both of its towers with --image-encoder and --text-encoder.'
-        )
-    encoders = Encoders(image_encoder, text_encoder)
-    encoders.choose_defaults(fuses=True)
-    return encoders
 
 
 def match_items(searcher: Searcher, items: Mapping[View, Sequence[Item]]) -> dict[View, list[Item]]:
