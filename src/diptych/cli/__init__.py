@@ -69,6 +69,10 @@ class Commands(LazyGroup):
         "annotate": ("_search", "Find texts for images, with scores and, if measured, probabilities."),
         "similar": ("_search", "Find images similar to an image, or texts similar to a text."),
         "duplicates": ("_items", "List groups of near-identical images or texts."),
+        "list": (
+            "_list",
+            "List the items of a model, filtered, in order of addition or of a metadata value.",
+        ),
         "add": ("_items", "Add images or pairs to a model. It learns from new pairs only with --refit."),
         "sync": ("_index", "Bring a library up to date with its folders of photos."),
         "remove": ("_items", "Remove items from a model; an image is removed with its captions."),

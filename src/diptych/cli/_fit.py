@@ -18,6 +18,7 @@ from diptych.cli._run import (
     ResumedRun,
     RunOptions,
     hide_library_bars,
+    name_gallery,
     option,
     print_table,
     refuse_settings,
@@ -332,5 +333,6 @@ def evaluate(
     intervals = result.intervals()
     if not how.as_json:
         rows = ([title, *result.cells(metric, intervals)] for metric, title in TITLES.items())
-        print_table(name, ["metric", *result], rows)
-    how.show({name: result, "intervals": intervals}, [f"wrote {file}" for file in written])
+        print_table(name_gallery(name, *result.galleries.values()), ["metric", *result], rows)
+    content = {name: result, "intervals": intervals, "galleries": result.galleries}
+    how.show(content, [f"wrote {file}" for file in written])

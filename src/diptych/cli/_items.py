@@ -20,6 +20,7 @@ from diptych.cli._run import (
     RunOptions,
     exit_if_unreadable,
     hide_library_bars,
+    name_gallery,
     option,
     print_table,
     refuse_settings,
@@ -201,9 +202,11 @@ def info(model: opt.Model, *, run: RunOptions) -> None:
     check_files(model)
     run.show(content, _describe_model(content, model))
     if not run.silent:
-        for part, scores in content["facts"].get("metrics", {}).items():
+        facts = content["facts"]
+        for part, scores in facts.get("metrics", {}).items():
+            galleries = facts["pairs"].get({"validation": "val"}.get(part, part), ())
             rows = ([task, *(f"{values[name]:.1f}" for name in RECALLS)] for task, values in scores.items())
-            print_table(part, ["task", *RECALLS.values()], rows)
+            print_table(name_gallery(part, *galleries), ["task", *RECALLS.values()], rows)
 
 
 def export(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
-from diptych._checks import DataWarning, InputError, count
+from diptych._checks import TASKS, DataWarning, InputError, count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,6 +170,12 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]
     for row in rows:
         table.add_row(*map(escape_controls, row))
     make_console().print(table)
+
+
+def name_gallery(split: str, *sizes: int) -> str:
+    """Return the title of a table of recalls: the split, and among how many items each task searched."""
+    among = (f"{task} among {size:,}" for task, size in zip(TASKS, sizes, strict=False))
+    return ", ".join([split, *among])
 
 
 @contextlib.contextmanager

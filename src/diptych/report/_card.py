@@ -196,7 +196,12 @@ def describe_quality(facts: Mapping[str, Any]) -> str:
         )
     elif "test" in facts.get("metrics", {}):
         test = facts["metrics"]["test"]
-        scores = ", ".join(f"{task} {test[task]['r@1']:.1f}" for task in TASKS)
+        sizes = facts.get("pairs", {}).get("test")
+        among = {
+            task: "" if sizes is None else f" among {n:,}"
+            for task, n in zip(TASKS, sizes or (0, 0), strict=True)
+        }
+        scores = ", ".join(f"{task} {test[task]['r@1']:.1f}{among[task]}" for task in TASKS)
         sentences.append(f"Measured on the test split, which fitting did not use: r@1 {scores}.")
     else:
         sentences.append("Not measured on pairs that fitting and selection did not use.")

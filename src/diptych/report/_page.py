@@ -246,8 +246,8 @@ def show_hits(query: Image.Image | str, hits: Sequence[ShownHit]) -> Html:
         if isinstance(hit.item, str):
             texts += f"{start}{score}: {escape(hit.item)}</li>"
         else:
-            images += f"{start}{_thumbnail(hit.item, f'hit with score {score}')}{score}</li>"
-    shown = f"<p>{escape(query)}</p>" if isinstance(query, str) else _thumbnail(query, "query")
+            images += f"{start}{thumbnail(hit.item, f'hit with score {score}')}{score}</li>"
+    shown = f"<p>{escape(query)}</p>" if isinstance(query, str) else thumbnail(query, "query")
     return _strip(shown, images, texts)
 
 
@@ -258,7 +258,7 @@ def show_items(items: Iterable[tuple[Image.Image | None, str]]) -> Html:
         if image is None:
             texts += f"<li>{escape(one_line(words))}</li>"
         else:
-            images += f"<li>{_thumbnail(image, one_line(words))}{escape(one_line(words))}</li>"
+            images += f"<li>{thumbnail(image, one_line(words))}{escape(one_line(words))}</li>"
     return _strip("", images, texts)
 
 
@@ -269,7 +269,7 @@ def _strip(query: str, images: str, texts: str) -> Html:
     return Html(f'<div class="strip">{query}{images}{texts}</div>')
 
 
-def _thumbnail(image: Image.Image, alt: str) -> str:
+def thumbnail(image: Image.Image, alt: str) -> str:
     """Return an image in RGB on white, at most ``THUMBNAIL_SIDE`` pixels wide and high, as markup."""
     if image.mode not in ("RGB", "L"):
         transparent = image.convert("RGBA")

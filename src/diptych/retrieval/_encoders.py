@@ -411,8 +411,9 @@ class Encoders:
         return self._check_rows(features, len(prepared), "image")
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
-        """Return the features of texts."""
-        return self._check_rows(self._check_texts(texts).encode(list(texts)), len(texts), "text")
+        """Return the features of texts to be stored, which may be empty."""
+        encoder = self._check_texts(texts, least=0)
+        return self._check_rows(encoder.encode(list(texts)), len(texts), "text")
 
     def encode_queries(self, texts: Sequence[str]) -> tuple[np.ndarray[Any, Any], list[tuple[str, ...]]]:
         """Return the features of text queries, and the words of each that the encoder ignored.
@@ -443,11 +444,11 @@ class Encoders:
             "the command line, or give features."
         )
 
-    def _check_texts(self, texts: Sequence[str]) -> Any:
+    def _check_texts(self, texts: Sequence[str], least: int = 1) -> Any:
         if self.text is None:
             raise self.missing("text")
         for text in texts:
-            if not isinstance(text, str) or not text.strip():
+            if not isinstance(text, str) or len(text.strip()) < least:
                 raise InputError(f"{text!r} is not {with_article(self.views.text)}; give at least one word.")
         return self.text
 

@@ -79,6 +79,11 @@ class Evaluation(dict[str, dict[str, float]]):
         )
         self._rankings, self._dataset = rankings, dataset
 
+    @property
+    def galleries(self) -> dict[str, int]:
+        """How many items each task searched; metrics of larger galleries are lower."""
+        return {"search": self._dataset.n_images, "annotate": self._dataset.n_captions}
+
     def intervals(
         self, n_resamples: int = 1000, *, confidence: float = 0.95, random_state: int | None = 0
     ) -> Intervals:

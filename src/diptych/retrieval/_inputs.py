@@ -272,20 +272,30 @@ def read_new_items(
 
 
 def read_content(
-    encoders: Encoders, view: View, content: Any, layout: LayoutOf
-) -> tuple[dict[str, str | None], Floats]:
-    """Return what is shown of the new content of one item, by the fields of ``Item``, and its features."""
-    things, features = read_new_items(encoders, view, content, None, layout)
-    if len(things) != 1:
-        raise InputError(f"{view} has {len(things)} entries; give one, because one item is changed.")
+    encoders: Encoders, item: Item, image: Any, text: Any, features: Any, layout: LayoutOf
+) -> tuple[dict[str, Any], Floats | None]:
+    """Return what ``Retriever.update`` changes of an item, and its new features; None: it keeps its own."""
+    is_text = item.view == "text" or encoders.inputs == "texts"
+    name, content = ("text", text) if is_text else ("image", image)
+    if (image if is_text else text) is not None:
+        other = "image" if is_text else "text"
+        raise InputError(f"{other} was given, but {item.id!r} is changed by its {name}; give {name}.")
+    rows = None
     if features is not None:
-        return {}, features
-    (thing,) = things
-    if view == "text" or encoders.inputs == "texts":
+        rows = read_new_items(encoders, item.view, features, None, layout)[1]
+        if rows is None or len(rows) != 1:
+            raise InputError(f"features of {item.id!r} are not one row of numbers; give one.")
+    if content is None:
+        return {}, rows
+    things, single = as_list(content, encoders.views)
+    if not single:
+        raise InputError(f"{name} is {with_article('list')} of {len(things)}; give one, for one item.")
+    rows = encode_new_items(encoders, item.view, things) if rows is None else rows
+    if is_text:
         _check_unicode(things, "correct it")
-        return {"text": str(thing)}, encode_new_items(encoders, view, things)
-    path = os.path.abspath(os.fspath(thing)) if isinstance(thing, str | os.PathLike) else None
-    return {"path": path}, encode_new_items(encoders, view, things)
+        return {"text": str(content)}, rows
+    is_path = isinstance(content, str | os.PathLike)
+    return {"path": os.path.abspath(os.fspath(content)) if is_path else None}, rows
 
 
 def encode_new_items(encoders: Encoders, view: View, things: Sequence[Any]) -> Floats:
@@ -388,7 +398,11 @@ class NewItems:
     def _make_texts(self, unused: Iterator[str], images: Sequence[Item] | None) -> list[Item]:
         texts, ids = self.things["text"], self.caption_ids
         owners: list[str | None] = [None] * len(texts)
-        if images is not None:
+        if images is None:
+            empty = next((text for text in texts if isinstance(text, str) and not text.strip()), None)
+            if empty is not None:
+                raise InputError(f"{empty!r} is not a text; give at least one word, unless it is a caption.")
+        else:
             rows = check_pairing(self.pairing, len(images), np.empty((len(texts), 1)))
             owners = [images[row].id for row in rows.tolist()]
         if ids is None:

@@ -11,12 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, overload
 
 import msgspec
 
-from diptych._checks import QUERY_VIEW, SEARCHED_VIEW, InputError, Task
+from diptych._checks import (
+    QUERY_VIEW,
+    SEARCHED_VIEW,
+    InputError,
+    Task,
+    import_package,
+    missing_package_error,
+)
 from diptych._persistence import Schema
 from diptych.data._files import contained_path
 
@@ -42,6 +51,8 @@ PLACE = ("latitude", "longitude")
 
 UPLOADS = "uploads"
 """Files that were sent to a server, in the model folder."""
+
+_SHOWN_HITS, _SHOWN_LETTERS, _SHOWN_PIXELS = 50, 300, 50_000_000  # in a notebook
 
 MAX_CHARACTERS = 2**20
 """Of the text, paths and metadata of one stored item."""
@@ -194,8 +205,50 @@ class Hits(Sequence[Hit]):
     def __repr__(self) -> str:
         return repr(list(self))
 
+    def _repr_html_(self) -> str:
+        """Return a table of the first hits for a notebook, with small copies of images on this machine."""
+        hits = list(islice(self, _SHOWN_HITS))
+        rows = [["", "score", "probability", "id", "text", "metadata"]]
+        for hit in hits:
+            scores = [f"{hit.score:.3f}", "" if hit.probability is None else f"{hit.probability:.3f}"]
+            about = ", ".join(f"{name}: {value}" for name, value in hit.metadata.items())
+            rows.append([*scores, *(escape(_cut(words)) for words in (hit.id, hit.text or "", about))])
+            rows[-1].insert(0, _show_image(hit.path))
+        table = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+        rest = f"<p>{len(self) - len(hits)} more</p>" if len(self) > len(hits) else ""
+        return f"<table>{table}</table>{rest}"
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with a row for each hit, and a column for each key of the metadata."""
+        pandas = import_package("pandas", missing_package_error("a data frame needs", "pandas", "pandas"))
+        fields = ("score", "probability", "id", "view", "path", "text", "image")
+        rows = [
+            {"score": hit.score, "probability": hit.probability, **vars(hit.item)}
+            | {f"metadata.{name}": value for name, value in hit.metadata.items()}
+            for hit in self
+        ]
+        names = dict.fromkeys((*fields, *(name for row in rows for name in row if name != "metadata")))
+        return pandas.DataFrame(rows, columns=list(names))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Hits, more=self.more), (list(self), self.ignored_words)
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= _SHOWN_LETTERS else f"{words[:_SHOWN_LETTERS]}…"
+
+
+def _show_image(path: str | None) -> str:
+    """Return a small copy of an image as markup; nothing for another file, or one that cannot be read."""
+    from diptych.encoders._decoding import EXTENSIONS, UnreadableImage, open_image
+    from diptych.report._page import thumbnail
+
+    if path is None or os.path.splitext(path)[1].lower() not in EXTENSIONS:
+        return ""
+    try:
+        return thumbnail(open_image(path, max_pixels=_SHOWN_PIXELS), "")
+    except UnreadableImage:
+        return ""
 
 
 def check_unique(items: Iterable[Item | StoredItem]) -> None:

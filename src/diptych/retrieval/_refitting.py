@@ -30,7 +30,7 @@ from diptych.retrieval._calibration import Calibration, fit_calibration
 from diptych.retrieval._evaluation import Part
 from diptych.retrieval._fitted import Fitted, Learned, OutlierDetector, make_projectors
 from diptych.retrieval._inputs import join_blocks
-from diptych.retrieval._items import SIDES, VIEWS, View
+from diptych.retrieval._items import SIDES, VIEWS, Item, View
 from diptych.retrieval._searcher import Searcher, batches
 from diptych.retrieval._training import describe_selection, describe_val
 
@@ -134,7 +134,7 @@ def sum_new_pairs(searcher: Searcher) -> Moments:
         )
     model, store = searcher.fitted.model, searcher.store
     moments = Moments.zero(*model.moment_widths().values(), precision=model.precision)
-    for captions in batches(item for item in store.items("text", new=True) if item.image is not None):
+    for captions in batches(filter(_is_learned_from, store.items("text", new=True))):
         images = list(store.items("image", ids=sorted({str(caption.image) for caption in captions})))
         rows = {image.id: row for row, image in enumerate(images)}
         paired = [caption for caption in captions if caption.image in rows]
@@ -143,6 +143,11 @@ def sum_new_pairs(searcher: Searcher) -> Moments:
             pairing = np.array([rows[str(caption.image)] for caption in paired])
             moments += model.make_moments(x, y, pairing)
     return moments
+
+
+def _is_learned_from(text: Item) -> bool:
+    """Return whether a stored text is a caption, and not an empty one."""
+    return text.image is not None and (text.text is None or bool(text.text.strip()))
 
 
 def write_estimator(model: AWCCA | Fusion, stored: Mapping[str, Any], config: Path) -> Tensors:
@@ -189,7 +194,7 @@ def _read_validation(searcher: Searcher) -> Part | None:
     texts = [
         item
         for item in store.items("text")
-        if item.metadata.get("split") == "val" and item.image is not None and item.id not in added
+        if item.metadata.get("split") == "val" and _is_learned_from(item) and item.id not in added
     ]
     if not 0 < len(texts) <= n_texts:  # more: some were added later, and a refit has learned from them
         return None

@@ -83,15 +83,15 @@ if TYPE_CHECKING:
     from diptych.retrieval._sync import SyncReport
     from diptych.retrieval._training import Watch
 
-    Row: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
-    Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
     ImageFile: TypeAlias = str | os.PathLike[str] | bytes | Image.Image
-    OneText: TypeAlias = str | Row | Mapping[str, Row]
-    ManyTexts: TypeAlias = list[str] | tuple[str, ...] | Matrix | Mapping[str, Matrix]
-    OneImage: TypeAlias = ImageFile | Row | Mapping[str, Row]
+    OneText: TypeAlias = str | list[float]
+    ManyTexts: TypeAlias = list[str] | tuple[str, ...] | list[list[float]]
+    OneImage: TypeAlias = ImageFile | list[float]
     ImageFiles: TypeAlias = list[str] | list[Path] | list[bytes] | list[Image.Image] | tuple[ImageFile, ...]
-    ManyImages: TypeAlias = ImageFiles | Matrix | Mapping[str, Matrix]
-    Part: TypeAlias = ImageFile | Row | Mapping[str, Row] | QueryPart
+    ManyImages: TypeAlias = ImageFiles | list[list[float]]
+    # The type of an array does not say whether it is one row or several.
+    Features: TypeAlias = "SupportsArray | Mapping[str, ArrayLike]"
+    Part: TypeAlias = ImageFile | Features | QueryPart
     Parts: TypeAlias = Part | Sequence[Part | tuple[Part, float]]
     FeatureBlocks: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
     OneImageEncoder: TypeAlias = str | os.PathLike[str] | ImageEncoder
@@ -323,9 +323,7 @@ class Retriever:
     def search(self, text: ManyTexts, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]: ...
 
     @overload
-    def search(
-        self, text: SupportsArray, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> Hits | list[Hits]: ...
+    def search(self, text: Features, k: int = 10, **options: Unpack[SearchOptions]) -> Hits | list[Hits]: ...
 
     def search(
         self,
@@ -380,7 +378,7 @@ class Retriever:
 
     @overload
     def annotate(
-        self, image: SupportsArray, k: int = 5, **options: Unpack[SearchOptions]
+        self, image: Features, k: int = 5, **options: Unpack[SearchOptions]
     ) -> Hits | list[Hits]: ...
 
     def annotate(
@@ -413,8 +411,8 @@ class Retriever:
 
     def similar(
         self,
-        image: OneImage | SupportsArray | None = None,
-        text: OneText | SupportsArray | None = None,
+        image: OneImage | Features | None = None,
+        text: OneText | Features | None = None,
         k: int = 10,
         *,
         offset: int = 0,
@@ -455,13 +453,13 @@ class Retriever:
         return self._current.run(lambda model: find_duplicates(model, view, threshold), uses_encoders=True)
 
     def embed_images(
-        self, images: OneImage | ManyImages | SupportsArray, *, task: str = "search"
+        self, images: OneImage | ManyImages | Features, *, task: str = "search"
     ) -> np.ndarray[Any, Any]:
         """Return vectors of images for a store of your own; inner products with texts' vectors rank."""
         return self._embed("image", images, task)
 
     def embed_texts(
-        self, texts: OneText | ManyTexts | SupportsArray, *, task: str = "search"
+        self, texts: OneText | ManyTexts | Features, *, task: str = "search"
     ) -> np.ndarray[Any, Any]:
         """Return vectors of texts for a store of your own; see ``embed_images``."""
         return self._embed("text", texts, task)
@@ -500,6 +498,8 @@ class Retriever:
     ) -> Retriever:
         """Fit on the training split, measure on the others, and add every item of ``data`` to the index.
 
+        Captions without a word are kept, but nothing is learned from them, or measured on them.
+
         Parameters
         ----------
         data
@@ -523,7 +523,7 @@ class Retriever:
         from sklearn.base import clone
 
         from diptych.data import PairedViews
-        from diptych.retrieval._training import fit_model
+        from diptych.retrieval._training import fit_model, leave_out_empty
 
         self._check_settings()
         if metadata is not None:
@@ -534,7 +534,7 @@ class Retriever:
         with progress_bar("fitting", self.model.verbose):
             fitted = fit_model(
                 clone(self.model),
-                views,
+                leave_out_empty(views),
                 device=self.device,
                 engine=engine,
                 checkpoint=checkpoint,
@@ -573,7 +573,8 @@ class Retriever:
         seconds: dict[str, float] = {}
         with progress_bar("encoding", self.model.verbose if watch is None else False):
             with progress_bar("fitting the text encoder"), measure_seconds(seconds, "text encoder"):
-                encoders.fit_text((data.subset("train") if has_split else data).captions)
+                captions = (data.subset("train") if has_split else data).captions
+                encoders.fit_text([caption for caption in captions if caption.strip()])
             views = encode_views(data, encoders, features, watch)
         return replace(views, seconds={**seconds, **views.seconds})
 
@@ -607,7 +608,8 @@ class Retriever:
         ids, caption_ids
             An id for each row of X and of Y; None: numbers.
         captions
-            The text of each row of Y, to be shown with hits.
+            The text of each row of Y, to be shown with hits. If some are empty, the model does not learn from
+            those rows.
         splits
             ``"train"``, ``"val"``, ``"test"`` for each row of X; None: a share is held out to select on.
         paths
@@ -728,8 +730,8 @@ class Retriever:
 
     def calibrate(
         self,
-        images: ManyImages | SupportsArray,
-        texts: ManyTexts | SupportsArray,
+        images: ManyImages | Features,
+        texts: ManyTexts | Features,
         pairing: ArrayLike | None = None,
     ) -> Retriever:
         """Measure the probabilities of hits on held-out pairs, which this model was not fitted on.
@@ -764,8 +766,8 @@ class Retriever:
 
     def add(
         self,
-        images: OneImage | ManyImages | SupportsArray | None = None,
-        captions: OneText | ManyTexts | SupportsArray | None = None,
+        images: OneImage | ManyImages | Features | None = None,
+        captions: OneText | ManyTexts | Features | None = None,
         *,
         pairing: ArrayLike | None = None,
         ids: Sequence[str] | None = None,
@@ -844,8 +846,9 @@ class Retriever:
         self,
         item_id: str,
         *,
-        image: OneImage | SupportsArray | None = None,
-        text: OneText | SupportsArray | None = None,
+        image: ImageFile | None = None,
+        text: str | None = None,
+        features: Features | list[float] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Item:
         """Change an item; return it as it is then.
@@ -859,42 +862,33 @@ class Retriever:
         item_id
             The id, which stays.
         image
-            For an image, another one as ``add`` takes it; features leave its path as it is.
+            For an image, another one: a path, a Pillow image, or bytes.
         text
-            For a text, another one, or its features; also for an item of the first view that is a text.
+            For a text, another one; also for an item of the first view that is a text.
+        features
+            One row, or named blocks: of the image or text that is given, or else in place of those stored.
         metadata
-            Values of some names, which replace those; None removes a name. Other names stay.
+            Values of some names; None removes a name. Other names stay.
         """
-        if image is None and text is None and metadata is None:
-            raise InputError("update was given nothing to change; give image, text or metadata.")
         if image is not None and text is not None:
             raise InputError("update was given image and text; an item has one of them.")
+        if image is None and text is None and features is None and metadata is None:
+            raise InputError("update was given nothing to change; give image, text, features or metadata.")
         changes = {} if metadata is None else read_changes(metadata, item_id)
-        given = text if image is None else image
 
         def put(searcher: Searcher) -> Item:
             item = next(searcher.store.items(ids=[item_id]), None)
             if item is None:
                 raise unknown_item(item_id)
-            shown: dict[str, Any] = {}
-            features = None
-            if given is not None:
-                view: View = "text" if image is None else "image"
-                if view != item.view and not (view == "text" and searcher.encoders.inputs == "texts"):
-                    wrong, right = (self.views.of(name) for name in (view, item.view))
-                    raise InputError(
-                        f"{view} was given, but {item_id!r} is {with_article(right)}; give {item.view} "
-                        f"to change it, or another id for {with_article(wrong)}."
-                    )
-                shown, features = read_content(searcher.encoders, item.view, given, searcher.fitted.layout)
+            shown, rows = read_content(searcher.encoders, item, image, text, features, searcher.fitted.layout)
 
             def change(stored: Item) -> Item:
                 return replace(stored, metadata=change_metadata(stored.metadata, changes), **shown)
 
             with self._writing:
-                return self._writable(searcher).update(item_id, change, features)
+                return self._writable(searcher).update(item_id, change, rows)
 
-        return self._current.run(put, uses_encoders=given is not None and not is_features(given))
+        return self._current.run(put, uses_encoders=features is None)
 
     def _writable(self, searcher: Searcher) -> Searcher:
         """Return the current model, if it has the encoders of one that something was encoded with."""
@@ -949,7 +943,7 @@ class Retriever:
         """
         from diptych.data import PairedDataset
         from diptych.retrieval._evaluation import Evaluation, rank_pairs
-        from diptych.retrieval._training import encode_views, warn_if_training
+        from diptych.retrieval._training import encode_views, leave_out_empty, warn_if_training
 
         searcher = self.searcher
         dataset = data if isinstance(data, PairedDataset) else data.dataset
@@ -960,6 +954,7 @@ class Retriever:
             views = encode_views(data if whole else data.subset(str(split)), searcher.encoders, watch=watch)
         else:
             views = replace(data, x=self._join("image", data.x), y=self._join("text", data.y))
+        views = leave_out_empty(views)
         rows = np.arange(views.dataset.n_images) if whole else views.dataset.image_rows(str(split))
         warn_if_training(searcher.fitted.facts, views, rows)
         rankings = rank_pairs(searcher.projectors, views.of(rows), self.device)

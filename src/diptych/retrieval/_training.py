@@ -155,6 +155,22 @@ def fit_model(
     return Fitted(fit.projectors, fit.outliers, description, learned, facts, calibration)
 
 
+def leave_out_empty(views: PairedViews) -> PairedViews:
+    """Return pairs without captions that have no word, from which nothing can be learned or measured.
+
+    If no caption has one, their texts are not known, and all stay.
+    """
+    dataset = views.dataset
+    rows = np.array([row for row, caption in enumerate(dataset.captions) if caption.strip()], np.int64)
+    if len(rows) in (0, dataset.n_captions):
+        return views
+    captions, ids = (
+        tuple(map(values.__getitem__, rows)) for values in (dataset.captions, dataset.caption_ids)
+    )
+    dataset = replace(dataset, captions=captions, caption_ids=ids, pairing=dataset.pairing[rows])
+    return replace(views, dataset=dataset, y=np.asarray(views.y[rows]))
+
+
 def training_sample(views: PairedViews, splits: tuple[str, ...]) -> str:
     """Return a sample of the training pairs, by which ``training_share`` recognises them later.
 

@@ -10,14 +10,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
@@ -29,7 +29,7 @@ from diptych._persistence import library_version
 from diptych.retrieval import Retriever
 from diptych.service import _schemas as schemas
 from diptych.service._files import ANY_TYPE, IMAGE_SIDE, MEDIA_TYPES, THUMBNAIL_SIDE, is_known, send_file
-from diptych.service._limits import Limits, ProblemDetails, answer_problem, problem_responses, unknown_item
+from diptych.service._limits import Limits, ProblemDetails, answer_problem, problem_responses
 from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._security import COOKIE, SESSION_SECONDS, Gate, check_token, client_address
 from diptych.service._service import Metrics, Service
@@ -59,6 +59,7 @@ _BODIES = (
     schemas.AnnotateRequest,
     schemas.SimilarRequest,
     schemas.AddRequest,
+    schemas.UpdateRequest,
     schemas.SessionRequest,
 )
 _PROBLEMS = problem_responses(400, 401, 403, 404, 408, 413, 415, 421, 422, 429, 503)
@@ -160,7 +161,7 @@ def build_app(service: Service, *, log_queries: bool = False) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         # Other errors are answered by Gate: a response made further out would lack its headers.
-        exception_handlers=dict.fromkeys((HTTPException, InputError), answer_problem),
+        exception_handlers=dict.fromkeys((HTTPException, InputError, RequestValidationError), answer_problem),
     )
     routes = list(app.routes)
     for make_router in (search_routes, item_routes, about_routes):
@@ -297,27 +298,69 @@ def item_routes(service: Service) -> APIRouter:
     @router.get("/{item_id:path}", response_model=schemas.ItemOut)
     async def item(item_id: schemas.ItemPath) -> JsonResponse:
         """Return an item."""
-        model = service.model
-        if (item := await service.look_up(model.retriever.item, item_id)) is None:
-            raise unknown_item(item_id)
-        return JsonResponse(await service.look_up(model.describe_item, item))
+        return JsonResponse(await service.describe_item(item_id))
+
+    @router.get("", response_model=schemas.ListResponse)
+    async def items(query: Annotated[schemas.ListQuery, Query()]) -> JsonResponse:
+        """List items, in order of addition or of a metadata value, page by page."""
+        return JsonResponse(await service.list_items(query))
 
     @router.post(
         "",
         status_code=201,
         responses=problem_responses(409, 507),
-        **_takes(schemas.AddRequest, schemas.AddResponse),
+        **_takes(schemas.AddRequest, schemas.AddResponse | list[schemas.AddResponse], several=True),
     )
-    async def add(request: Request) -> JsonResponse:
+    async def add(request: Request, on_conflict: schemas.OnConflict = "error") -> JsonResponse:
         """Add an image with its captions as a form, captions alone, or features; needs ``--writable``.
 
-        The response is sent once all of it is on disk. Choose ids yourself to be able to repeat the request
-        after a broken connection: 409 then means that the item was added.
+        Several are sent as a JSON list, or as NDJSON, one on each line: all are added, or none. An id that is
+        stored is an error, or with ``on_conflict`` is left as it is (skip), or replaced (replace). The
+        response is sent once all of it is on disk. Choose ids yourself to be able to repeat the request after
+        a broken connection: 409 then means that the item was added.
         """
         _ = service.writer  # a read-only server does not read the body
-        ids = await service.add(await schemas.AddRequest.parse(request, service.limits))
-        location = quote(ids["image"] or ids["captions"][0], safe="")
-        return JsonResponse(ids, 201, {"Location": f"/v1/items/{location}"})
+        bodies = await schemas.AddRequest.parse_all(request, service.limits)
+        if isinstance(bodies, list):
+            return JsonResponse(await service.add(bodies, on_conflict), 201)
+        (ids,) = await service.add([bodies], on_conflict)
+        return JsonResponse(ids, 201, _locate(ids))
+
+    @router.put(
+        "/{item_id:path}",
+        status_code=201,
+        responses=problem_responses(507),
+        **_takes(schemas.AddRequest, schemas.AddResponse),
+    )
+    async def put(item_id: schemas.ItemPath, request: Request) -> JsonResponse:
+        """Add an image with its captions under an id, in place of what is stored; needs ``--writable``.
+
+        Other captions of a stored image stay.
+        """
+        _ = service.writer
+        body = await schemas.AddRequest.parse(request, service.limits)
+        if body.id not in (None, item_id):
+            raise InputError(
+                f"the body has the id {body.id!r}, the address another; leave it out of the body."
+            )
+        if not body.image and body.text is None and body.features is None:
+            raise InputError(
+                "the request has captions alone; send what has this id, or change a text with PATCH."
+            )
+        schemas.AddRequest.check({"id": item_id}, service.limits)
+        (ids,) = await service.add([body.model_copy(update={"id": item_id})], "replace")
+        return JsonResponse(ids, 201, _locate(ids))
+
+    @router.patch(
+        "/{item_id:path}",
+        responses=problem_responses(507),
+        **_takes(schemas.UpdateRequest, schemas.ItemOut),
+    )
+    async def update(item_id: schemas.ItemPath, request: Request) -> JsonResponse:
+        """Change metadata of an item, or its image or text; needs ``--writable``. Return it as it is then."""
+        _ = service.writer
+        body = await schemas.UpdateRequest.parse(request, service.limits)
+        return JsonResponse(await service.update(item_id, body))
 
     @router.delete("/{item_id:path}", response_model=schemas.RemoveResponse, responses=problem_responses(507))
     async def remove(item_id: schemas.ItemPath) -> JsonResponse:
@@ -378,12 +421,25 @@ def about_routes(service: Service) -> APIRouter:
     return router
 
 
-def _takes(body: type[schemas.RequestBody], response: type[BaseModel] | None) -> dict[str, Any]:
-    """Return what FastAPI has to know of a route that parses its body itself, for the description."""
-    kinds = {"application/json": body.__name__}
+def _locate(ids: dict[str, Any]) -> dict[str, str]:
+    """Return the header that says where what was added is, if something was."""
+    added = [name for name in (ids["image"], *ids["captions"]) if name is not None]
+    return {"Location": f"/v1/items/{quote(added[0], safe='')}"} if added else {}
+
+
+def _takes(body: type[schemas.RequestBody], response: Any, *, several: bool = False) -> dict[str, Any]:
+    """Return what FastAPI has to know of a route that parses its body itself, for the description.
+
+    ``several``: the body may also be a list of such bodies, or lines of them.
+    """
+    one: dict[str, Any] = {"$ref": _REFERENCE.format(model=body.__name__)}
+    schemas_of: dict[str, dict[str, Any]] = {"application/json": one}
+    if several:
+        schemas_of["application/json"] = {"anyOf": [one, {"type": "array", "items": one}]}
+        schemas_of[schemas.NDJSON] = one
     if body.form_fields:
-        kinds["multipart/form-data"] = f"{body.__name__}Form"
-    content = {kind: {"schema": {"$ref": _REFERENCE.format(model=name)}} for kind, name in kinds.items()}
+        schemas_of["multipart/form-data"] = {"$ref": _REFERENCE.format(model=f"{body.__name__}Form")}
+    content = {kind: {"schema": schema} for kind, schema in schemas_of.items()}
     return {
         "response_model": response,
         "openapi_extra": {"requestBody": {"required": True, "content": content}},

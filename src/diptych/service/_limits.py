@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -158,6 +159,8 @@ def as_problem(error: Exception) -> Problem:
     """Turn any error that a request handler raises into a problem."""
     if isinstance(error, Problem):
         return error
+    if isinstance(error, RequestValidationError):  # of the parameters of an address
+        return invalid_request([{**part, "loc": part["loc"][1:]} for part in error.errors()])
     if isinstance(error, UnreadableImage):
         return Problem(422, "unreadable-image", str(error))
     if isinstance(error, UnreadableFile):

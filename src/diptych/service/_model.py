@@ -26,8 +26,9 @@ from diptych._persistence import real_folder
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
 from diptych.retrieval import Hit, Hits, Item, Retriever
 from diptych.retrieval._filters import elements, is_number
-from diptych.retrieval._inputs import join_blocks
+from diptych.retrieval._inputs import join_blocks, read_where
 from diptych.retrieval._items import VIEWS, View
+from diptych.retrieval.stores._base import Listing
 from diptych.retrieval.stores._folder import FOR_PEOPLE, FolderStore
 from diptych.service._files import MEDIA_TYPES, Media, encode_first_view, media_of, suffix, temporary_file
 from diptych.service._limits import UnreadableFile
@@ -193,6 +194,13 @@ class LoadedModel:
         ]
         seconds, used = round(time.perf_counter() - start, 6), weighting or self.weighting
         return {"version": self.version, "weighting": used, "seconds": seconds, "results": described}
+
+    def describe_items(self, listing: Listing, where: str | None) -> dict[str, Any]:
+        """Return the response to a listing: a page of items, and how many there are on all pages."""
+        items, total = self.retriever.searcher.list_items(listing, read_where(where))
+        described = [self.describe_item(item) for item in items]
+        more = listing.offset + len(items) < total
+        return {"version": self.version, "total": total, "more": more, "items": described}
 
     def describe_item(self, item: Item) -> dict[str, Any]:
         """Return an item for clients, without the path of its file."""

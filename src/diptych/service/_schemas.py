@@ -27,7 +27,8 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import UploadFile
 
 from diptych._checks import InputError, count
-from diptych.retrieval._inputs import MAX_WEIGHT
+from diptych.retrieval._inputs import MAX_WEIGHT, read_listing
+from diptych.retrieval.stores._base import Listing
 from diptych.service._limits import Limits, Problem, invalid_request
 from diptych.service._security import media_type
 
@@ -36,6 +37,7 @@ MAX_METADATA = 16_384
 MAX_WEIGHTING = 1024
 MAX_FILTER = 16_384
 MAX_PARTS = 16
+NDJSON = "application/x-ndjson"
 
 Matrix: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -72,6 +74,8 @@ def _parse_matrix(value: Any) -> Matrix:
         matrix = np.array([np.inf], np.float32)
     if not np.isfinite(matrix).all():
         raise ValueError("it contains NaN, infinity or a number beyond the range of float32")
+    if not matrix.any(axis=1).all():
+        raise ValueError("it has a row with only zeros, and so no direction")
     return matrix
 
 
@@ -171,15 +175,15 @@ class RequestBody(BaseModel):
         """Read and check the body of a request."""
         kind = media_type(request.headers)
         if kind == "multipart/form-data" and cls.form_fields:
-            content = await cls._read_form(request, limits)
-        elif kind == "application/json":
-            try:
-                content = json.loads(await request.body())
-            except (ValueError, RecursionError):
-                raise Problem(400, "no-json", "the request is not valid JSON.") from None
-        else:
+            return cls.check(await cls._read_form(request, limits), limits)
+        if kind != "application/json":
             form = "multipart/form-data with a file, or " if cls.form_fields else ""
             raise Problem(415, "wrong-type", f"send {form}application/json.")
+        return cls.check(_parse_json(await request.body()), limits)
+
+    @classmethod
+    def check(cls, content: Any, limits: Limits) -> Self:
+        """Return a body of this content."""
         try:
             body = cls.model_validate(content)
         except ValidationError as error:
@@ -374,7 +378,37 @@ class SimilarRequest(PagedQuery):
         return self
 
 
-class AddRequest(RequestBody):
+class Content(RequestBody):
+    """What the new content of an item may be."""
+
+    text: Text | None = Field(
+        None, description="In place of an image, for a model whose first view is texts, such as molecules."
+    )
+    features: Features = Field(None, description=f"Of one item. {ABOUT_FEATURES}")
+    image: Files = Field(default=[], max_length=1, description="The image.")
+
+    @model_validator(mode="after")
+    def _check_features(self) -> Self:
+        if self.features is not None and count_rows(self.features) != 1:
+            raise ValueError("features must be those of one item; give one row")
+        return self
+
+
+def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        content = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
+        content.encode()
+    except (ValueError, RecursionError):
+        raise ValueError("it must be plain JSON values") from None
+    if len(content) > MAX_METADATA:
+        raise ValueError(f"it has {len(content)} characters; at most {MAX_METADATA} are accepted")
+    return metadata
+
+
+ItemMetadata = Annotated[dict[str, JsonValue], AfterValidator(_check_metadata)]
+
+
+class AddRequest(Content):
     """An image with its captions, or either alone; features in place of encoding here."""
 
     form_fields = frozenset({"id", "captions", "metadata"})
@@ -388,33 +422,37 @@ class AddRequest(RequestBody):
         description="The id of the image; its captions get it with # and a number. Default: a random id.",
     )
     captions: list[Text] = Field(default_factory=list, description="Captions of the image.")
-    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Values to filter by.")
-    text: Text | None = Field(
-        None, description="In place of an image, for a model whose first view is texts, such as molecules."
-    )
-    features: Features = Field(None, description=f"Of one image. {ABOUT_FEATURES}")
+    metadata: ItemMetadata = Field(default_factory=dict, description="Values to filter by.")
     caption_features: Features = Field(
         None, description="Of the captions, one list for each; needed where the server has no text encoder."
     )
-    image: Files = Field(default=[], max_length=1, description="The image.")
 
-    @model_validator(mode="after")
-    def _check_metadata(self) -> Self:
-        try:
-            content = json.dumps(self.metadata, ensure_ascii=False, allow_nan=False)
-            content.encode()
-        except (ValueError, RecursionError):
-            raise ValueError("metadata must be plain JSON values") from None
-        if len(content) > MAX_METADATA:
-            raise ValueError(f"metadata has {len(content)} characters; at most {MAX_METADATA} are accepted")
-        return self
+    @classmethod
+    async def parse_all(cls, request: Request, limits: Limits) -> list[Self] | Self:
+        """Read and check the body of a request: one addition, or as JSON a list or lines of several."""
+        kind = media_type(request.headers)
+        if kind == NDJSON:
+            content = [_parse_json(line) for line in (await request.body()).splitlines() if line.strip()]
+        elif kind == "application/json":
+            content = _parse_json(await request.body())
+        else:
+            return await cls.parse(request, limits)
+        if not isinstance(content, list):
+            return cls.check(content, limits)
+        bodies = []
+        for number, part in enumerate(content[: limits.batch + 1]):
+            try:
+                bodies.append(cls.check(part, limits))
+            except Problem as problem:
+                problem.detail = f"{number}: {problem.detail}"
+                raise
+        check_sizes(limits, max(len(content), sum(len(body.all_captions) for body in bodies)), [])
+        return bodies
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
         if self.features is not None and self.text is not None:
             raise ValueError("give text or features, not both")
-        if self.features is not None and count_rows(self.features) != 1:
-            raise ValueError("features must be those of one image; add one image at a time")
         rows = len(self.all_captions)
         if self.captions and rows != len(self.captions):
             raise ValueError(f"got {rows} rows of caption_features for {len(self.captions)} captions")
@@ -432,6 +470,56 @@ class AddRequest(RequestBody):
         """Refuse an item that exceeds the limits of this server."""
         texts = [*self.captions, *([] if self.text is None else [self.text])]
         check_sizes(limits, max(1, len(self.all_captions)), texts)
+
+
+class UpdateRequest(Content):
+    """What is to change of an item: metadata, and its image or text."""
+
+    form_fields = frozenset({"metadata"})
+    model_config = _examples({"metadata": {"album": "2024", "draft": None}}, {"text": "two red stars"})
+    metadata: ItemMetadata | None = Field(
+        None, description="Values of some names; null removes a name. Other names stay."
+    )
+    text: Text | None = Field(None, description="The new text of a caption, or of an item that is a text.")
+    image: Files = Field(default=[], max_length=1, description="The new image.")
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.metadata is None and self.text is None and self.features is None and not self.image:
+            raise ValueError("give metadata, text, features, or a file in the field image of a form")
+        return self
+
+    def check_limits(self, limits: Limits) -> None:
+        """Refuse a text that exceeds the limits of this server."""
+        check_sizes(limits, 1, [] if self.text is None else [self.text])
+
+
+class ListQuery(BaseModel):
+    """Which items to list, as parameters of the address."""
+
+    model_config = ConfigDict(extra="forbid")
+    view: Literal["image", "text"] | None = Field(None, description="Only items of one view.")
+    where: Annotated[str, Field(max_length=MAX_FILTER)] | None = Field(
+        None, description="Only items with this metadata: an expression, or an object as JSON."
+    )
+    order_by: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = Field(
+        None, description="A metadata key; with - before it, the greatest come first. Default: as added."
+    )
+    offset: Annotated[int, Field(ge=0, le=2**53)] = 0
+    limit: Annotated[int, Field(ge=1, description="Items of the page; limited as k of a search is.")] = 50
+
+    @property
+    def listing(self) -> Listing:
+        """What to list of all items."""
+        return read_listing(self.view, self.order_by, self.offset, self.limit)
+
+    def check_limits(self, limits: Limits) -> None:
+        """Refuse a page that exceeds the limits of this server."""
+        if self.limit > limits.k:
+            raise InputError(f"limit={self.limit} exceeds the limit of this server; give at most {limits.k}.")
+
+
+OnConflict = Literal["error", "skip", "replace"]
 
 
 class SessionRequest(RequestBody):
@@ -496,10 +584,19 @@ class SearchResponse(BaseModel):
 
 
 class AddResponse(BaseModel):
-    """Ids of the added items, which are on disk now."""
+    """Ids of the added items, which are on disk now; without those that were skipped."""
 
     image: str | None
     captions: list[str]
+
+
+class ListResponse(BaseModel):
+    """A page of items."""
+
+    version: str = Field(description="The version of the model that answered.")
+    total: int = Field(description="How many items there are on all pages.")
+    more: bool = Field(description="Whether there are others after these.")
+    items: list[ItemOut]
 
 
 class RemoveResponse(BaseModel):
@@ -571,6 +668,13 @@ class ModelOut(BaseModel):
     card: str
     limits: dict[str, int]
     writable: bool
+
+
+def _parse_json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise Problem(400, "no-json", "the request is not valid JSON.") from None
 
 
 def count_rows(features: Matrix | dict[str, Matrix]) -> int:

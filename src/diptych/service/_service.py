@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
+from uuid import uuid4
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -24,7 +25,7 @@ from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, unkn
 from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._schemas import Matrix
 from diptych.service._security import Access
-from diptych.service._writes import Upload, Writer
+from diptych.service._writes import Addition, Upload, Writer
 
 log = logging.getLogger("diptych.service")
 
@@ -133,6 +134,21 @@ class Service:
         if count is None or not count.done() or count.exception() is not None:
             return float("nan")
         return float(count.result())
+
+    # Listing
+
+    async def describe_item(self, item_id: str) -> dict[str, Any]:
+        """Return an item for clients."""
+        model = self.model
+        if (item := await self.look_up(model.retriever.item, item_id)) is None:
+            raise unknown_item(item_id)
+        return await self.look_up(model.describe_item, item)
+
+    async def list_items(self, query: schemas.ListQuery) -> dict[str, Any]:
+        """Return a page of items for clients."""
+        model = self.model
+        query.check_limits(self.limits)
+        return await self.batcher.run(model.describe_items, query.listing, query.where)
 
     # Searching
 
@@ -282,44 +298,78 @@ class Service:
 
     # Changes
 
-    async def add(self, body: schemas.AddRequest) -> dict[str, Any]:
-        """Add an image, by its file, text or features, with its captions, or either alone; return the ids."""
+    async def add(self, bodies: Sequence[schemas.AddRequest], on_conflict: str) -> list[dict[str, Any]]:
+        """Add images, by their files, texts or features, with their captions, or either alone; all or none.
+
+        Return the ids of each.
+        """
         model = self.model
-        source: Upload | str | None = body.text
-        for file in body.image:
-            source = Upload(file.content, "" if model.inputs == "images" else suffix(file.name))
-        if source is None and body.features is None and not body.all_captions:
-            nouns = " nor ".join(with_article(model.noun(view)) for view in VIEWS)
-            raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
-        rows, caption_rows = await self._encode_addition(model, body, source)
+        additions = [await self._encode_addition(model, body) for body in bodies]
         async with self._writing:
             if self.model is not model:  # the new version may need other features
-                rows, caption_rows = await self._encode_addition(self.model, body, source)
-            image = None if rows is None else (source, rows)
-            captions = body.all_captions
-            return await self._change(self.writer.add, image, captions, body.id, body.metadata, caption_rows)
+                additions = [await self._encode_addition(self.model, body) for body in bodies]
+            return await self._change(self.writer.add, additions, on_conflict)
+
+    async def update(self, item_id: str, body: schemas.UpdateRequest) -> dict[str, Any]:
+        """Change an item; return it as it is then."""
+        model = self.model
+        source, rows = await self._encode_content(model, item_id, body)
+        async with self._writing:
+            if self.model is not model:
+                source, rows = await self._encode_content(self.model, item_id, body)
+            await self._change(self.writer.update, item_id, source, rows, body.metadata)
+        return await self.describe_item(item_id)
 
     async def remove(self, item_id: str) -> int:
         """Remove an item, an image together with its captions; return how many items."""
         async with self._writing:
             return await self._change(self.writer.remove, item_id)
 
-    async def _encode_addition(
-        self, model: LoadedModel, body: schemas.AddRequest, source: Upload | str | None
-    ) -> tuple[Matrix | None, Matrix | None]:
-        """Return the features of an image and those of its captions, if they were sent."""
-        rows = caption_rows = None
-        if body.captions and body.caption_features is None:
-            _check_encoder(model, "text")
-        if isinstance(source, str):
-            rows = await self._encode_first_texts(model, [source])
-        elif source is not None:
-            rows = await self._encode_file(model, source.content, f"x{source.suffix}")
-        elif body.features is not None:
-            rows = await self.look_up(model.join_features, "image", body.features)
+    async def _encode_addition(self, model: LoadedModel, body: schemas.AddRequest) -> Addition:
+        """Return what is to be added, with its features."""
+        source = _read_source(model, body)
+        if source is None and body.features is None and not body.all_captions:
+            nouns = " nor ".join(with_article(model.noun(view)) for view in VIEWS)
+            raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
+        rows = await self._encode_source(model, source, body.features)
+        caption_rows = None
         if body.caption_features is not None:
             caption_rows = await self.look_up(model.join_features, "text", body.caption_features)
-        return rows, caption_rows
+        elif body.captions:
+            _check_encoder(model, "text")
+            caption_rows = await self.batcher.run(model.retriever.encoders.encode_texts, body.captions)
+        item_id = body.id or f"item-{uuid4().hex[:12]}"
+        return Addition(source, rows, body.all_captions, caption_rows, body.metadata, item_id)
+
+    async def _encode_content(
+        self, model: LoadedModel, item_id: str, body: schemas.UpdateRequest
+    ) -> tuple[Upload | str | None, Matrix | None]:
+        """Return the new file or text of an item, if there is one, and its features."""
+        view, source = await self._find_view(model, item_id), _read_source(model, body)
+        if view == "image":
+            return source, await self._encode_source(model, source, body.features)
+        if isinstance(source, Upload):
+            raise InputError(
+                f"{item_id!r} is {with_article(model.noun(view))}; send text in place of a file."
+            )
+        if body.features is not None:
+            return source, await self.look_up(model.join_features, view, body.features)
+        if source is None:
+            return None, None
+        _check_encoder(model, view)
+        return source, await self.batcher.run(model.retriever.encoders.encode_texts, [source])
+
+    async def _encode_source(
+        self, model: LoadedModel, source: Upload | str | None, features: Any
+    ) -> Matrix | None:
+        """Return the features of a file or text of the first view; None if there is none."""
+        if features is not None:
+            return await self.look_up(model.join_features, "image", features)
+        if isinstance(source, str):
+            return await self._encode_first_texts(model, [source])
+        if source is not None:
+            return await self._encode_file(model, source.content, f"x{source.suffix}")
+        return None
 
     async def _change(self, change: Callable[..., T], *args: Any) -> T:
         """Change the items of the model; the caller holds the lock."""
@@ -328,6 +378,13 @@ class Service:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise Problem(507, "disk", f"the change could not be written to disk ({reason}).") from None
+
+
+def _read_source(model: LoadedModel, body: schemas.Content) -> Upload | str | None:
+    """Return the file or the text of a request; None if it has neither."""
+    for file in body.image:
+        return Upload(file.content, "" if model.inputs == "images" else suffix(file.name))
+    return body.text
 
 
 def _check_encoder(model: LoadedModel, view: View) -> None:

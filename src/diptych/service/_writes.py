@@ -1,4 +1,4 @@
-"""Adding and removing items while a model is served: each change is on the disk when it is acknowledged.
+"""Adding, changing and removing items while a model is served: what is acknowledged is on the disk.
 
 Items are the retriever's, which keeps them in the model folder or in a database. Files that clients send are
 kept in the folder beside them, each for one item: it is written before the item is committed, and removed
@@ -12,8 +12,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from diptych.retrieval._items import UPLOAD_NAME, UPLOADS
 from diptych.retrieval.stores._base import TakenError
 from diptych.retrieval.stores._folder import FolderStore
 from diptych.service._limits import Problem, unknown_item
+from diptych.service._schemas import Matrix
 
 UNUSED_SECONDS = 3600.0
 """Age of an upload without an item from which it is removed: another server may be adding a younger one."""
@@ -77,8 +78,29 @@ class Uploads:
                     self.remove(path)
 
 
+@dataclass(frozen=True, eq=False)
+class Addition:
+    """An image with its captions, or either alone: what is to be added as items.
+
+    ``source`` is the file or text of an image, if it is known. A caption is None where only its features are
+    known. Captions have the id of their image with ``#`` and a number.
+    """
+
+    source: Upload | str | None
+    features: Matrix | None
+    captions: Sequence[str | None]
+    caption_features: Matrix | None
+    metadata: dict[str, Any]
+    id: str
+
+    @property
+    def caption_ids(self) -> list[str]:
+        """The ids of the captions."""
+        return [f"{self.id}#{number}" for number in range(len(self.captions))]
+
+
 class Writer:
-    """Adds and removes items of the loaded model."""
+    """Adds, changes and removes items of the loaded model."""
 
     def __init__(self, folder: Path, retriever: Retriever) -> None:
         self.uploads = Uploads(folder)
@@ -86,49 +108,62 @@ class Writer:
             self.uploads.remove_unused({item.path for item in retriever.store.items("image") if item.path})
 
     def add(
+        self, retriever: Retriever, additions: Sequence[Addition], on_conflict: str = "error"
+    ) -> list[dict[str, Any]]:
+        """Add all of these in one transaction, or none; return the ids of each that were added."""
+        images = [new for new in additions if new.features is not None]
+        if 0 < len(images) < len(additions):
+            raise Problem(
+                422,
+                "bad-request",
+                "some of these are captions without an image; send them in another request.",
+            )
+        about: dict[str, Any] = {"on_conflict": on_conflict}
+        if captions := [caption for new in additions for caption in new.captions]:
+            rows = [new.caption_features for new in additions if new.caption_features is not None]
+            ids = [caption_id for new in additions for caption_id in new.caption_ids]
+            about |= {"captions": np.concatenate(rows), "texts": captions, "caption_ids": ids}
+        if images:
+            about |= {"images": np.concatenate([new.features for new in images if new.features is not None])}
+            about |= {"ids": [new.id for new in images]}
+        if images and captions:
+            about["pairing"] = np.repeat(np.arange(len(images)), [len(new.captions) for new in images])
+        about["metadata"] = {
+            item_id: new.metadata
+            for new in additions
+            for item_id in ([new.id] * (new.features is not None) + new.caption_ids)
+        }
+        with self._store_uploads(retriever, [new.source for new in images]) as paths:
+            replaced = {} if on_conflict == "error" else self._paths(retriever, [new.id for new in images])
+            about["paths"] = paths if images else None
+            added = set(retriever.add(**about))
+        for new, path in zip(images, paths, strict=True):
+            unused = replaced.get(new.id) if new.id in added else path
+            if unused is not None:
+                self.uploads.remove(unused)
+        return [
+            {
+                "image": new.id if new.id in added else None,
+                "captions": [caption_id for caption_id in new.caption_ids if caption_id in added],
+            }
+            for new in additions
+        ]
+
+    def update(
         self,
         retriever: Retriever,
-        image: tuple[Upload | str | None, np.ndarray[Any, Any]] | None,
-        captions: Sequence[str | None],
-        item_id: str | None,
-        metadata: dict[str, Any],
-        caption_features: np.ndarray[Any, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Add an image with its captions, or either alone; return the ids.
-
-        ``image`` is its file or text, if known, and its features. A caption is None where only its features
-        are known. Captions have the id of their image with ``#`` and a number.
-        """
-        item_id = item_id or f"item-{uuid4().hex[:12]}"
-        ids = [f"{item_id}#{i}" for i in range(len(captions))]
-        about: dict[str, Any] = {"metadata": dict.fromkeys([item_id, *ids], metadata)}
-        if captions:
-            rows = caption_features
-            if rows is None:
-                rows = retriever.encoders.encode_texts([str(caption) for caption in captions])
-            about |= {"captions": rows, "texts": list(captions), "caption_ids": ids}
-        if isinstance(retriever.store, FolderStore):
-            retriever.store.check_in_place()  # before a file is written there
-        path: Path | None = None
-        source, features = image or (None, None)
-        if isinstance(source, Upload):
-            path = self.uploads.store(source)
-        if image is not None:
-            about |= {"images": features, "ids": [item_id], "paths": [source if path is None else path]}
-            about |= {"pairing": np.zeros(len(captions), int)} if captions else {}
-        try:
-            retriever.add(**about)
-        except UnavailableError:  # the database may have the item nevertheless
-            raise
-        except Exception as error:
-            if path is not None:
-                self.uploads.remove(path)
-            if isinstance(error, TakenError):
-                raise Problem(
-                    409, "taken", f"there is an item {error.item_id!r} already; choose another id."
-                ) from None
-            raise
-        return {"image": None if image is None else item_id, "captions": ids}
+        item_id: str,
+        source: Upload | str | None,
+        features: Matrix | None,
+        metadata: dict[str, Any] | None,
+    ) -> None:
+        """Change an item; see ``Retriever.update``."""
+        with self._store_uploads(retriever, [source]) as (path,):
+            replaced = self._paths(retriever, [item_id])
+            content = {"image" if isinstance(source, Upload) else "text": path}
+            retriever.update(item_id, features=features, metadata=metadata, **content)
+        if isinstance(source, Upload) and (unused := replaced.get(item_id)) is not None:
+            self.uploads.remove(unused)
 
     def remove(self, retriever: Retriever, item_id: str) -> int:
         """Remove an item, an image together with its captions; return how many items."""
@@ -138,3 +173,31 @@ class Writer:
         if item.path is not None:
             self.uploads.remove(item.path)
         return removed
+
+    @contextmanager
+    def _store_uploads(
+        self, retriever: Retriever, sources: Sequence[Upload | str | None]
+    ) -> Iterator[list[str | None]]:
+        """Write files to the disk and give their paths, and texts as they are; remove them after an error."""
+        if isinstance(retriever.store, FolderStore):
+            retriever.store.check_in_place()  # before a file is written there
+        stored: list[str | None] = []
+        try:
+            for source in sources:
+                stored.append(str(self.uploads.store(source)) if isinstance(source, Upload) else source)
+            yield stored
+        except UnavailableError:  # the database may have the items nevertheless
+            raise
+        except Exception as error:
+            for source, path in zip(sources, stored, strict=False):
+                if isinstance(source, Upload) and path is not None:
+                    self.uploads.remove(path)
+            if isinstance(error, TakenError):
+                raise Problem(
+                    409, "taken", f"there is an item {error.item_id!r} already; choose another id."
+                ) from None
+            raise
+
+    def _paths(self, retriever: Retriever, ids: Sequence[str]) -> dict[str, str]:
+        """Return the paths of the stored items that have some of these ids."""
+        return {item.id: item.path for item in retriever.store.items(ids=ids) if item.path is not None}

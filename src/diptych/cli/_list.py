@@ -1,0 +1,60 @@
+"""``list``: show which items a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from diptych._checks import count
+from diptych.cli import _options as opt
+from diptych.cli._run import RunOptions, option, shorten
+
+if TYPE_CHECKING:
+    from diptych.retrieval import Item
+
+
+def list(
+    model: opt.Model,
+    where: Annotated[
+        str | None,
+        option(
+            "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
+        ),
+    ] = None,
+    order_by: Annotated[
+        str | None, option("Metadata key to order by; -KEY: the greatest first.", metavar="KEY")
+    ] = None,
+    view: Annotated[str | None, option("Only items of one view: image or text.")] = None,
+    limit: Annotated[int, option("Number of items.", "--limit", "-k", min=1)] = 20,
+    offset: Annotated[int, option("Leave out this many, for the next page.", min=0)] = 0,
+    *,
+    run: RunOptions,
+) -> None:
+    """List the items of a model, filtered, in order of addition or of a metadata value.
+
+    Example: `diptych list model --view image --where 'year >= 2010' --order-by=-date`
+    """
+    from diptych.retrieval import Retriever
+    from diptych.retrieval._inputs import read_listing, read_where
+
+    searcher = Retriever.load(model, mmap=True).searcher
+    listing = read_listing(view, order_by, offset, limit)  # type: ignore[arg-type]
+    items, total = searcher.list_items(listing, read_where(where))
+    more = offset + len(items) < total
+    content = {"model": str(model), "total": total, "more": more, "items": [item.to_json() for item in items]}
+    noun = "item" if view is None else searcher.encoders.views.of(listing.view or "image")
+    run.show(content, _describe(items, f"{len(items):,} of {count(total, noun)}"))
+
+
+def _describe(items: Any, summary: str) -> Iterator[str]:
+    width = max((len(item.id) for item in items), default=0)
+    for item in items:
+        about = ", ".join(f"{name} = {value}" for name, value in item.metadata.items())
+        yield "  ".join(filter(None, (f"{item.id:{width}}", _content(item), about))).rstrip()
+    yield summary
+
+
+def _content(item: Item) -> str:
+    """Return the text or file of an item, if its id is another."""
+    content = item.text or (item.path and shorten(item.path)) or ""
+    return "" if content == item.id else content
