@@ -19,14 +19,16 @@ import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from diptych.scenes import make_scenes  # noqa: E402
+from diptych.scenes import Scenes, make_scenes  # noqa: E402
 from fastembed_models import write_tiles, write_word_pieces  # noqa: E402
 
 PHOTOS, MORE, RENAMED, CAPTIONED, UNSEEN = 1000, 100, 100, 200, 200
+SIZE = 160
 VISION, TEXT = "clip-ViT-B-32-vision", "clip-ViT-B-32-text"
 
 
@@ -38,7 +40,7 @@ def run(*arguments: str) -> tuple[float, dict]:
     return clock() - start, json.loads(done.stdout)
 
 
-def write_captions(path: Path, scenes: object, first: int, count: int) -> None:
+def write_captions(path: Path, scenes: Scenes, first: int, count: int) -> None:
     """Write a table of the captions of some photos."""
     pairs = scenes.dataset.select(range(first, first + count))
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -51,7 +53,7 @@ def write_captions(path: Path, scenes: object, first: int, count: int) -> None:
 
 def measure() -> list[dict]:
     """Go the path in the working folder; return the seconds of each step, and what it did."""
-    scenes = make_scenes(PHOTOS + MORE, size=160)
+    scenes = make_scenes(PHOTOS + MORE, size=SIZE)
     for folder, rows in (("photos", range(PHOTOS)), ("more", range(PHOTOS, PHOTOS + MORE))):
         Path(folder).mkdir()
         for row in rows:
@@ -62,11 +64,11 @@ def measure() -> list[dict]:
     write_word_pieces(Path(TEXT))
     table = []
 
-    def step(command: str, describe: object) -> dict:
+    def step(name: str, command: str, describe: Callable[[dict], str]) -> None:
         seconds, content = run(*command.split())
-        table.append({"command": f"diptych {command}", "seconds": f"{seconds:.1f}", "done": describe(content)})
+        row = {"step": name, "command": f"`diptych {command}`", "seconds": f"{seconds:.1f}"}
+        table.append({**row, "result": describe(content)})
         print(table[-1], flush=True)
-        return content
 
     def changes(report: dict) -> str:
         names = ("added", "updated", "renamed", "gone")
@@ -74,20 +76,25 @@ def measure() -> list[dict]:
         return ", ".join([*parts, f"{report['unchanged']} unchanged"])
 
     towers = f"--image-encoder fastembed:{VISION} --text-encoder fastembed:{TEXT}"
-    step(f"index photos --out library {towers}", changes)
-    step("search library star", lambda content: f"{len(content['answers'][0]['hits'])} hits")
-    step("add library more", changes)
-    step("sync library", changes)
+    step("a new library", f"index photos --out library {towers}", changes)
+    step("a search", "search library star", lambda content: f"{len(content['answers'][0]['hits'])} hits")
+    step("another folder", "add library more", changes)
+    step("nothing has changed", "sync library", changes)
     photos = sorted(Path("photos").iterdir())
     Path("photos/2024").mkdir()
     for photo in photos[-RENAMED:]:
         photo.rename(photo.parent / "2024" / photo.name)
-    step("sync library", changes)
-    recall = "evaluate library unseen.csv --images photos"
-    step(recall, lambda content: f"r@1 {content['all']['search']['r@1']:.1f}, zero-shot")
-    step("fit captions.csv --images photos --out library", lambda content: f"{content['items']['image']} images")
-    step(recall, lambda content: f"r@1 {content['all']['search']['r@1']:.1f}, after the fit")
-    step("sync library", changes)
+    step("files have moved", "sync library", changes)
+
+    def recall(content: dict) -> str:
+        return f"r@1 {content['all']['search']['r@1']:.1f}"
+
+    evaluate = "evaluate library unseen.csv --images photos"
+    step("recall without a fit", evaluate, recall)
+    fit = "fit captions.csv --images photos --out library"
+    step(f"{CAPTIONED} captions", fit, lambda content: f"{content['items']['image']} images stay")
+    step("recall after it", evaluate, recall)
+    step("the folders are still known", "sync library", changes)
     return table
 
 
@@ -102,10 +109,10 @@ def main() -> None:
     record(
         "photos",
         table,
-        f"{PHOTOS:,} drawings of 160 × 160 pixels, {MORE} more, {RENAMED} moved to another folder; captions of "
-        f"{CAPTIONED}, and of {UNSEEN} others to measure on. The networks are random projections of colours and "
-        "of words, in place of CLIP's: their recall shows only that a fit learns. Each command is a process, its "
-        "start included.",
+        f"{PHOTOS:,} drawings of {SIZE} × {SIZE} pixels, {MORE} more, {RENAMED} moved to another folder; captions "
+        f"of {CAPTIONED}, and of {UNSEEN} others to measure recall on (searches among these). The networks are "
+        "random projections of colours and of words, in place of CLIP's towers: their recall shows only that a "
+        "fit learns. Each command is a process, its start included.",
     )
 
 

@@ -2,18 +2,24 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import diptych
 from diptych import Fusion, Retriever
 from diptych._checks import InputError
 from diptych.data import PairedDataset
 from diptych.encoders import FunctionEncoder, PyramidDescriptor
 from diptych.retrieval import _sync
 from photo_files import COLOURS, make_exif, make_library, make_xmp, towers, write_photo
+
+PATH = os.pathsep.join(map(str, [Path(diptych.__file__).parents[1], Path(__file__).parents[1]]))
 
 
 @pytest.fixture
@@ -194,6 +200,62 @@ class TestSync:
             Retriever.zero_shot(*towers()).sync(photos)
         with pytest.raises(InputError, match="knows no folder of photos"):
             make_library(tmp_path / "new").sync()
+
+
+SYNC = """
+import sys
+from diptych import Retriever
+from diptych.retrieval import _sync
+from photo_files import towers
+_sync.BATCH = 4
+library = Retriever.load(sys.argv[1], *towers())
+print("ready", flush=True)
+library.sync()
+"""
+
+
+@pytest.mark.slow
+class TestSeveralProcesses:
+    @pytest.fixture
+    def many(self, library, photos):
+        for n in range(60):
+            write_photo(
+                photos / f"{n:02}.jpg", list(COLOURS)[n % 3], (400, 300), xmp=make_xmp([f"Number {n}"])
+            )
+        return library
+
+    def start(self, tmp_path):
+        """Start a process that brings the library up to date, once it has opened it."""
+        command = [sys.executable, "-c", SYNC, str(tmp_path / "library")]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": PATH})
+        assert child.stdout.readline() == b"ready\n"
+        return child
+
+    def check(self, folder):
+        library = reopen(folder)
+        assert not library.sync().added
+        assert len(ids(library)) == 63
+        assert ids(library, "text") == [f"{n:02}.jpg#description" for n in range(60)]
+
+    def test_killed_ones_leave_a_library_that_the_next_completes(self, many, tmp_path):
+        killed = 0
+        for moment in np.linspace(0.002, 0.3, 8):
+            with self.start(tmp_path) as child:
+                time.sleep(moment)
+                child.kill()
+            killed += child.returncode == -9
+            library = reopen(tmp_path / "library")
+            known = _sync.PhotoFolders(library.store).files(1)
+            assert {file.id for file in known.values()} <= set(ids(library))
+        assert killed >= 3
+        reopen(tmp_path / "library").sync()
+        self.check(tmp_path / "library")
+
+    def test_two_at_a_time(self, many, tmp_path):
+        with self.start(tmp_path) as one, self.start(tmp_path) as other:
+            pass
+        assert (one.returncode, other.returncode) == (0, 0)
+        self.check(tmp_path / "library")
 
 
 class TestWhatPhotosSay:
