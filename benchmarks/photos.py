@@ -109,10 +109,10 @@ def main() -> None:
     record(
         "photos",
         table,
-        f"{PHOTOS:,} drawings of {SIZE} × {SIZE} pixels, {MORE} more, {RENAMED} moved to another folder; captions "
-        f"of {CAPTIONED}, and of {UNSEEN} others to measure recall on (searches among these). The networks are "
-        "random projections of colours and of words, in place of CLIP's towers: their recall shows only that a "
-        "fit learns. Each command is a process, its start included.",
+        f"{PHOTOS:,} drawings of {SIZE} × {SIZE} pixels, {MORE} more, {RENAMED} moved to another folder; "
+        f"captions of {CAPTIONED}, and of {UNSEEN} others to measure recall on (searches among these). The "
+        "networks are random projections of colours and of words, in place of CLIP's towers: their recall "
+        "shows only that a fit learns. Each command is a process, its start included.",
     )
 
 
