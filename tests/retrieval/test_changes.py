@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,7 +100,29 @@ def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make, t
         (lambda r, x, y: r.add(captions=[]), "the list of texts is empty"),
         (lambda r, x, y: r.add(), "neither images nor captions"),
         (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": {"b": {1, 2}}}), "cannot be stored"),
-        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": {"b": float("nan")}}), "cannot be stored"),
+        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": {"b": float("inf")}}), "cannot be stored"),
+        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": {"b": {"c": 1}}}), "value of 'b' is nested"),
+        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": {"b": [[1]]}}), "value of 'b' is nested"),
+        (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"b": {}}), "metadata names 'b', an id that none"),
+        (lambda r, x, y: r.add(x[:1], ids=["5"], on_conflict="keep"), "on_conflict='keep' is unknown"),
+        (lambda r, x, y: r.add(x[:1], ids=["5#0"], on_conflict="replace"), "'5#0' belongs to an item of the"),
+        (lambda r, x, y: r.add(x[:1] * 0, ids=["a"]), "image features have only zeros in row 0"),
+        (lambda r, x, y: r.update("nobody", metadata={}), "there is no item 'nobody'"),
+        (lambda r, x, y: r.update("5"), "nothing to change; give image, text, features or metadata"),
+        (lambda r, x, y: r.update("5", image="a.jpg", text="a"), "given image and text"),
+        (lambda r, x, y: r.update("5", text="a dog", features=x[0]), "text was given, but '5' is changed by"),
+        (lambda r, x, y: r.update("5#0", image="a.jpg"), "image was given, but '5#0' is changed by its text"),
+        (lambda r, x, y: r.update("5", features=x[:2]), "features of '5' are not one row"),
+        (lambda r, x, y: r.update("5", features=y[0]), "image features has 7 features"),
+        (lambda r, x, y: r.update("5", features="a"), "features of '5' are not one row"),
+        (lambda r, x, y: r.update("5", metadata=[1]), "metadata is a list"),
+        (lambda r, x, y: r.update("5", metadata={"a": {"b": 1}}), "value of 'a' is nested"),
+        (lambda r, x, y: r.update("5#0", text="a dog"), "no text encoder here"),
+        (lambda r, x, y: r.items("leaf"), "view='leaf' is unknown"),
+        (lambda r, x, y: r.items(limit=0), "limit=0"),
+        (lambda r, x, y: r.items(offset=-1), "offset=-1"),
+        (lambda r, x, y: r.items(order_by=5), "order_by=5 is not a metadata key"),
+        (lambda r, x, y: r.items(order_by="n"), "order_by names the key 'n', but no item has metadata"),
         (lambda r, x, y: r.add(x[:1], ids=["a"], metadata={"a": 5}), "give a dict"),
         (lambda r, x, y: r.add(x[:1], ids=["a"], metadata=[{"b": 1}]), "give a dict from ids"),
         (lambda r, x, y: r.add(x[:1], y[:1], ids=["a"], metadata={"a#0": {"b": b"c"}}), "cannot be stored"),
@@ -120,14 +143,63 @@ def test_a_change_that_fails_changes_nothing(make, change, words):
     assert same(state(made.retriever), before)
 
 
-@pytest.mark.parametrize("deep", [100, 2000, 100_000])
-def test_metadata_too_deep_to_write_everywhere_is_refused(make, deep):
+def test_metadata_of_any_depth_are_refused(make):
     made, nested = make(), []
-    for _ in range(deep):
+    for _ in range(100_000):
         nested = [nested]
     with pytest.raises(InputError, match="cannot be stored"):
         made.retriever.add(made.x[:1], ids=["a"], metadata={"a": {"b": nested}})
-    made.retriever.add(made.x[:1], ids=["a"], metadata={"a": {"b": [[["c"]]]}})
+
+
+def test_metadata_of_numpy_and_pandas_become_plain(make):
+    pandas, made = pytest.importorskip("pandas"), make()
+    table = pandas.DataFrame(
+        {
+            "n": [1, None],
+            "taken": pandas.to_datetime(["2019-05-01", None]),
+            "tag": ["sea", None],
+            "i": [1, 2],
+        },
+        index=["a", "b"],
+    ).convert_dtypes()
+    about = {name: dict(row) for name, row in table.iterrows()}
+    about["a"] |= {
+        "float": np.float32(0.5),
+        "flag": np.True_,
+        "list": np.arange(2),
+        "some": [1.5, float("nan"), np.int8(2)],
+        "day": np.datetime64("2020-02-03"),
+        "time": np.datetime64("2020-02-03T04:05:06", "ns"),
+        "none": None,
+        "nothing": np.datetime64("NaT"),
+    }
+    made.retriever.add(made.x[:2], ids=["a", "b"], metadata=about)
+    assert made.retriever.item("a").metadata == {
+        **{"n": 1, "taken": "2019-05-01T00:00:00", "tag": "sea", "i": 1, "float": 0.5, "flag": True},
+        **{
+            "list": [0, 1],
+            "some": [1.5, 2],
+            "day": "2020-02-03",
+            "time": "2020-02-03T04:05:06",
+            "none": None,
+        },
+    }
+    assert made.retriever.item("b").metadata == {"i": 2}
+    changes = {"n": float("nan"), "tag": None, "more": np.int64(7)}
+    assert made.retriever.update("a", metadata=changes).metadata.keys() & changes.keys() == {"more"}
+
+
+def test_lists_of_numbers_are_features(make):
+    made = make()
+    rows = made.y[:2].tolist()
+    assert made.retriever.search(rows[0]) == made.retriever.search(made.y[0])
+    assert [len(hits) for hits in made.retriever.search(rows, k=3)] == [3, 3]
+    assert made.retriever.similar(text=tuple(rows[1]), k=1)[0].id == "0#1"
+    assert made.retriever.add(made.x[0].tolist(), ids=["a"]) == ["a"]
+    with pytest.raises(InputError, match="text features holds values that are not numbers"):
+        made.retriever.search([[1.0, 2.0], [3.0]])
+    with pytest.raises(InputError, match="text features have only zeros in row 1"):
+        made.retriever.search([rows[0], [0] * 7])
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -379,3 +451,47 @@ def test_fitting_again_replaces_everything(make, views):
     names = tuple(f"other {i}" for i in range(50))
     made.retriever.fit(PairedViews(PairedDataset(names, ("",) * 100, pairing), x, y))
     assert {hit.id for hit in made.retriever.search(y[0], k=500)} == set(names)
+
+
+class TestEmptyCaptions:
+    """They are kept and shown, and nothing is learned from them."""
+
+    @pytest.fixture
+    def pairs(self, drawn):
+        """Pairs of drawings without splits, some of whose captions are empty; and the rows of the others."""
+        few = replace(drawn.select(range(60)), splits=None)
+        captions = [" " * (row % 2) if row % 7 == 0 else text for row, text in enumerate(few.captions)]
+        return replace(few, captions=tuple(captions)), np.flatnonzero([bool(t.strip()) for t in captions])
+
+    def test_a_fit_is_that_without_them(self, pairs, thumbnails):
+        dataset, rows = pairs
+
+        def fit(data):
+            encoder = HKSE(word_features=40, sentence_features=40)
+            return Retriever(thumbnails, encoder, AWCCA(params=(2.0, 3.0))).fit(data)
+
+        fitted = fit(dataset)
+        captions, ids = (
+            tuple(np.array(own, object)[rows]) for own in (dataset.captions, dataset.caption_ids)
+        )
+        without = replace(dataset, captions=captions, caption_ids=ids, pairing=dataset.pairing[rows])
+        expected = fit(without)
+        assert fitted.info()["facts"]["pairs"] == expected.info()["facts"]["pairs"]
+        atol = rounding(np.float32, 1000)  # captions are encoded in other batches
+        vectors = [made.embed_texts(["a red star"]) for made in (fitted, expected)]
+        np.testing.assert_allclose(*vectors, rtol=0, atol=atol)
+        assert [item.text for item in fitted.items("text")] == list(dataset.captions)
+        assert fitted.evaluate(dataset, None) == expected.evaluate(without, None)
+
+    def test_a_refit_does_not_learn_from_them(self, pairs, fitted, tmp_path):
+        dataset, _ = pairs
+        fitted.save(tmp_path / "model")
+        retriever = Retriever.load(tmp_path / "model")
+        before = retriever.fitted.learned.moments().count
+        images = [str(path) for path in dataset.paths[:7]]
+        added = retriever.add(images, ["a red star", "", " ", *["a boat"] * 4], ids=list("abcdefg"))
+        assert retriever.item(added[8]).text == ""
+        retriever.refit()
+        assert retriever.fitted.learned.moments().count == before + 5
+        with pytest.raises(InputError, match="unless it is a caption"):
+            retriever.add(captions=[""])

@@ -356,6 +356,50 @@ def test_what_is_added_is_found_until_it_is_removed(case):
 
 
 @in_a_database_too
+def test_items_are_listed_changed_skipped_and_replaced(case):
+    retriever, n_texts = case.retriever, len(case.text_rows)
+    assert len(retriever) == N + n_texts
+    assert case.ids[3] in retriever
+    assert "nobody" not in retriever
+    assert [item.id for item in retriever][:N] == case.ids
+    newest = retriever.items("image", where={"odd": True}, order_by="-n", limit=2)
+    assert [item.id for item in newest] == [case.ids[59], case.ids[57]]
+    assert retriever.items(where=case.ids[:2], offset=1) == [retriever.item(case.ids[1])]
+    assert retriever.items(where=lambda item: item.image == case.ids[4])[0].view == "text"
+
+    changed = retriever.update(case.ids[3], metadata={"odd": None, "tag": "sea"})
+    assert changed == retriever.items("image")[3] == retriever.item(case.ids[3])
+    assert changed.metadata.items() >= {"n": 3, "tag": "sea"}.items()
+    assert "odd" not in changed.metadata
+
+    ids, image = [case.ids[0], "new"], take(case.images, [N, N + 1])
+    text = take(case.texts, case.new_rows[0])
+    caption = next(retriever.store.items(image=case.ids[5])).id
+    before = retriever.annotate(take(case.images, 0), k=1)
+    assert retriever.add(image, ids=ids, on_conflict="skip") == ["new"]
+    assert retriever.add(image, ids=ids, on_conflict="skip") == []
+    assert retriever.similar(image=take(case.images, N + 1), k=1)[0].id == "new"
+    assert retriever.add(image, ids=ids, on_conflict="replace") == ids
+    for row, name in enumerate(ids):
+        assert retriever.similar(image=take(case.images, N + row), k=1)[0].id == name
+    assert retriever.item(case.ids[0]).metadata == {}
+    assert retriever.annotate(take(case.images, 0), k=1)[0].id == before[0].id  # its captions stay
+    if isinstance(text, str):
+        assert retriever.update(caption, text=text).text == text
+        assert retriever.update("new", image=case.images[N + 2]).path == case.images[N + 2]
+        assert retriever.similar(text=text, k=1, where=[caption])[0].score > 1 - case.tolerance
+    else:
+        retriever.update(caption, features=text)
+        retriever.update("new", features=take(case.images, N + 2))
+        assert retriever.similar(text=text, k=1)[0].id == caption
+    assert retriever.item(caption).image == case.ids[5]
+    assert retriever.similar(image=take(case.images, N + 2), k=1)[0].id == "new"
+    with pytest.raises(InputError, match="'new' is in the index already"):
+        retriever.add(image, ids=ids[::-1])
+    assert len(retriever) == N + n_texts + 1
+
+
+@in_a_database_too
 def test_a_refit_learns_from_what_was_added(case, tmp_path):
     retriever = case.retriever
     pairs = retriever.fitted.learned.moments().count

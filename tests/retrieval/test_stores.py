@@ -18,6 +18,7 @@ from diptych.retrieval.stores._base import (
     FIRST_STEP,
     Block,
     Contents,
+    Listing,
     ModelChanged,
     TakenError,
     search_in_steps,
@@ -400,6 +401,152 @@ def test_items_come_in_order_of_addition(filled):
     assert [item.id for item in filled.store.items(image="i7")] == ["i7#7", "i7#37"]
     assert [item.id for item in filled.store.items(new=True)] == ["new"]
     assert next(filled.store.items(ids=["i3"])) == BLOCKS[0].items[3]
+
+
+def list_ids(store, view=None, where=None, **options):
+    listing = Listing(view, None if where is None else parse_filter(where), **options)
+    items, total = store.page(listing)
+    return [item.id for item in items], total
+
+
+def test_pages_of_items(filled):
+    assert list_ids(filled.store) == ([*IMAGES, *TEXTS], 90)
+    assert list_ids(filled.store, "text", offset=58, limit=5) == (TEXTS[58:], 60)
+    assert list_ids(filled.store, offset=200) == ([], 90)
+    blue = IMAGES[::3]
+    assert list_ids(filled.store, where={"colour": "blue"}, limit=3) == (blue[:3], 10)
+    assert list_ids(filled.store, "text", {"colour": "blue"}) == ([], 0)
+    with pytest.raises(FilterError, match="where names the key 'color', .* did you mean 'colour'"):
+        list_ids(filled.store, where={"color": "blue"})
+    items, total = filled.store.page(Listing(where=Filter(frozenset(["i3", TEXTS[0], "nobody"]))))
+    assert ([item.id for item in items], total) == (["i3", TEXTS[0]], 2)
+    assert items[0] == BLOCKS[0].items[3]
+
+
+def test_pages_in_the_order_of_a_value(without_items):
+    """Numbers exactly, then texts by code point, then all others; equal values in order of addition."""
+    store, values = without_items, [2, "b", None, 2**53 + 1, "a", 1.5, [3], True, 2, "\U00010000", "é", -1]
+    about = {f"item {n}": {"value": value} for n, value in enumerate(values)} | {"without": {"n": 1}}
+    store.add([make_block("image", list(about), metadata=about)], store.state().version)
+    try:
+        others, numbers, texts = [2, 6, 7, "out"], [11, 5, 0, 8, 3], [4, 1, 10, 9]
+        down = [3, 0, 8, 5, 11, *texts[::-1]]
+        for descending, order in ((False, [*numbers, *texts]), (True, down)):
+            expected = [f"item {n}" if n != "out" else "without" for n in [*order, *others]]
+            found = list_ids(store, order_by="value", descending=descending)
+            assert found == (expected, 13)
+            page = list_ids(store, order_by="value", descending=descending, offset=3, limit=4)
+            assert page == (expected[3:7], 13)
+        assert list_ids(store, where={"value": {"$gt": 1}}, order_by="value")[0] == [
+            f"item {n}" for n in (5, 0, 8, 3, 6)
+        ]
+        with pytest.raises(FilterError, match="order_by names the key 'values', .* did you mean 'value'"):
+            list_ids(store, order_by="values")
+    finally:
+        store.remove(list(about))
+    assert list_ids(store, order_by="value") == ([], 0)
+
+
+def tell_other_readers(store):
+    """The store as another process has opened it, which has learned nothing since."""
+    if not store.shared:
+        return store
+    return open_store(store.address, create=False) if store.address else FolderStore(store.folder)
+
+
+def test_items_are_changed_in_their_places(filled):
+    other = tell_other_readers(filled.store)
+    assert list_ids(other, where={"colour": "green"}, order_by="n") == ([], 0)  # a column was made
+
+    def paint(item):
+        return replace(
+            item, text=f"about {item.id}", metadata={**item.metadata, "colour": "green", "new": [1]}
+        )
+
+    changed = filled.store.update(["i4", "i2"], paint, filled.version)
+    assert changed == [paint(BLOCKS[0].items[4]), paint(BLOCKS[0].items[2])]
+    for store in (filled.store, other):
+        assert list_ids(store) == ([*IMAGES, *TEXTS], 90)
+        assert list_ids(store, where={"colour": "green"}, order_by="n", descending=True) == (["i4", "i2"], 2)
+        assert list_ids(store, where={"colour": "blue", "n": [2, 3]}) == (["i3"], 1)
+        assert list_ids(store, where="exists new and colour != 'green'") == ([], 0)
+        queries = queries_of("search")
+        matches = store.search("search", queries, 5, None, filled.version)
+        assert_matches(matches, expected("search", queries), 5)
+        assert next(store.items(ids=["i2"])) == changed[1]
+        assert list(store.items(new=True)) == []
+    with pytest.raises(InputError, match="there is no item 'nobody'"):
+        filled.store.update(["i3", "nobody"], paint, filled.version)
+    assert next(other.items(ids=["i3"])) == BLOCKS[0].items[3]
+    filled.store.remove(["i4"])
+    assert list_ids(other, where={"colour": "green"}) == (["i2"], 1)
+
+
+def test_an_item_with_other_content_counts_as_added_now(filled):
+    other, new = tell_other_readers(filled.store), make_block("image", ["i4"], 7)
+
+    def show(item):
+        return replace(item, path="/new.jpg")
+
+    content = new.vectors, new.features
+    (item,) = filled.store.update(["i4"], show, filled.version, *content)
+    assert item == replace(BLOCKS[0].items[4], path="/new.jpg")
+    for store in (filled.store, other):
+        assert (store.count("image"), store.count("text")) == (30, 60)
+        assert [i.id for i in store.items("image")] == [*IMAGES[:4], *IMAGES[5:], "i4"]
+        ((best, *_),) = store.search("search", new.vectors, 1, None, filled.version)
+        assert best[0] == item
+        queries = queries_of("search")
+        (hits,) = store.search("search", queries[:1], 99, None, filled.version)
+        assert sorted(found.id for found, _ in hits) == sorted(IMAGES)
+        np.testing.assert_allclose(store.features("image", ["i4"]), new.features, rtol=1e-6)
+        assert [i.id for i in store.items(new=True)] == ["i4"]
+        assert [i.id for i in store.items(image="i4")] == ["i4#4", "i4#34"]
+        assert list_ids(store, where={"n": 4}) == (["i4"], 1)
+
+
+def test_items_are_replaced_by_those_with_their_ids(filled):
+    other = tell_other_readers(filled.store)
+    images = make_block("image", ["new", "i3"], 8, metadata={"i3": {"colour": "grey"}})
+    captions = make_block("text", ["i3#3", "i3#new"], 8, image="i3")
+    filled.store.add([images, captions], filled.version, replace=True)
+    for store in (filled.store, other):
+        assert store.count() == 92
+        assert [item.id for item in store.items(image="i3")] == ["i3#33", "i3#3", "i3#new"]
+        assert list_ids(store, where={"colour": "grey"}) == (["i3"], 1)
+        for block in (images, captions):
+            task = TASK_OF[block.view]
+            found = store.search(task, block.vectors, 1, None, filled.version)
+            assert [own[0][0] for own in found] == block.items
+            np.testing.assert_allclose(
+                store.features(block.view, [item.id for item in block.items]), block.features, rtol=1e-6
+            )
+    for view, name in (("image", "i5#5"), ("text", "i5")):
+        with pytest.raises(InputError, match=f"the id '{name}' belongs to an item of the other view"):
+            filled.store.add([make_block(view, [name])], filled.version, replace=True)
+    with pytest.raises(InputError, match="given twice"):
+        filled.store.add([make_block("image", ["i5", "i5"])], filled.version, replace=True)
+    assert (other.count(), next(other.items(ids=["i5"]))) == (92, BLOCKS[0].items[5])
+
+
+def test_no_search_misses_an_item_that_is_being_replaced(filled):
+    stop, errors, query = threading.Event(), [], queries_of("search", 1)
+
+    def repeat():
+        try:
+            while not stop.is_set():
+                (own,) = filled.store.search("search", query, 999, None, filled.version)
+                assert sorted(item.id for item, _ in own) == sorted(IMAGES)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    for i in range(20):
+        filled.store.add([make_block("image", ["i7", "i9"], i)], filled.version, replace=True)
+    stop.set()
+    thread.join()
+    assert errors == []
 
 
 def test_more_items_than_are_read_at_a_time(empty):

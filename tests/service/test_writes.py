@@ -22,6 +22,7 @@ from diptych.retrieval.stores import _folder
 from diptych.retrieval.stores._memory import MemoryStore
 from diptych.service import _writes
 from diptych.service._model import ModelHolder
+from diptych.service._writes import Addition
 from saved_files import execute, files_of
 from servers import in_process, problem, wait_until
 
@@ -352,7 +353,9 @@ def test_changes_go_to_the_folder_that_was_opened(copied_folder, folder, tmp_pat
     shutil.copytree(folder, tmp_path / "other")
     (tmp_path / "link").symlink_to(copied_folder)
     holder = ModelHolder.open(tmp_path / "link", writable=True)
-    holder.writer.add(holder.current.retriever, None, ["a star"], "kept", {})
+    retriever = holder.current.retriever
+    features = retriever.encoders.encode_texts(["a star"])
+    holder.writer.add(retriever, [Addition(None, None, ["a star"], features, {}, "kept")])
     (tmp_path / "link").unlink()
     (tmp_path / "link").symlink_to(tmp_path / "other")
     assert asyncio.run(holder.refresh()) is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -33,6 +34,7 @@ Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 KINDS = ("flat", "hnsw")
 
+_ATTEMPTS = 10  # to read while items are replaced
 _SAMPLE = 500  # queries by which the recall of a graph is measured
 
 
@@ -198,7 +200,7 @@ class MemoryStore:
         self.dtype = check_choice(dtype, DTYPES, "dtype")
         self.table = ItemTable() if table is None else table
         self.indexes, self.kept, self.learned = dict(indexes or {}), dict(kept or {}), learned
-        self._writing = threading.RLock()
+        self._writing, self._replaced = threading.RLock(), 0
 
     @property
     def keeps_features(self) -> bool:
@@ -217,18 +219,29 @@ class MemoryStore:
         depth: int | None = None,
     ) -> Matches:
         index = self.indexes[task]
-        allowed = None if where is None else self.table.find(SEARCHED[task], where)
-        if where is not None and allowed is not None and not len(allowed):
-            self.table.check_keys(where)
-        while True:
+        for attempt in itertools.count():
+            before = self._replaced
+            allowed = None if where is None else self.table.find(SEARCHED[task], where)
+            if where is not None and allowed is not None and not len(allowed):
+                self.table.check_keys(where)
+            if attempt:  # an item was removed after its vector matched: search among those that are left
+                present = self.table.keys(SEARCHED[task])
+                allowed = present if allowed is None else np.intersect1d(allowed, present)
             deepest = min(max(int(k), int(depth or 0)), max(1, len(index)))
             products, keys = index.search(queries, deepest, allowed=allowed)
             records = self.table.records(keys[:, :k])
-            if records is not None:
-                return Matches(products, records, self.table.make_item)
-            # An item was removed after its vector matched: search again among the items that are left.
-            present = self.table.keys(SEARCHED[task])
-            allowed = present if allowed is None else np.intersect1d(allowed, present, assume_unique=True)
+            if records is not None and (allowed is None or self._is_settled(before, attempt)):
+                break
+        assert records is not None
+        return Matches(products, records, self.table.make_item)
+
+    def _is_settled(self, before: int, attempt: int) -> bool:
+        """Return whether no item was replaced since ``before``, or there were enough attempts to read.
+
+        An item is replaced under another key, so one that is filtered by one key and searched by the
+        other would be missed.
+        """
+        return attempt >= _ATTEMPTS or (before == self._replaced and before % 2 == 0)
 
     def add(self, blocks: Sequence[Block], version: str = "", *, replace: bool = False) -> None:
         with self._writing:
@@ -268,8 +281,9 @@ class MemoryStore:
 
         A search meets the items that are replaced, or those in their place.
         """
-        # The item before its vector, so that no search meets a vector without its item.
         replaced = np.asarray(replacing, np.int64)
+        self._replaced += len(replaced) > 0  # odd while items are being replaced
+        # The item before its vector, so that no search meets a vector without its item.
         keys = self.table.add(items, keys, set(replaced.tolist()))
         if view in self.kept and features is not None:
             self.kept[view].add(keys, features, replaced)
@@ -277,6 +291,7 @@ class MemoryStore:
             self.kept[view].remove(replaced)
         self.indexes[TASK_OF[view]].add(keys, vectors, replaced)
         self.table.remove(replaced.tolist())
+        self._replaced += len(replaced) > 0
 
     def update(
         self,
@@ -349,8 +364,18 @@ class MemoryStore:
                 yield item
 
     def page(self, listing: Listing) -> tuple[list[Item], int]:
+        for attempt in itertools.count():
+            before = self._replaced
+            keys = self._list_keys(listing)
+            page = [self.table.get(key) for key in keys[listing.offset : listing.end].tolist()]
+            if self._is_settled(before, attempt):
+                break
+        return [item for item in page if item is not None], len(keys)
+
+    def _list_keys(self, listing: Listing) -> Keys:
+        """Return the keys of the items on all pages, in order."""
         views = VIEWS if listing.view is None else (listing.view,)
-        keys = np.sort(np.concatenate([self.indexes[TASK_OF[view]].keys for view in views]))
+        keys: Keys = np.sort(np.concatenate([self.indexes[TASK_OF[view]].keys for view in views]))
         if listing.where is not None:
             allowed = [self.table.find(view, listing.where) for view in views]
             if not any(some is None for some in allowed):
@@ -359,8 +384,7 @@ class MemoryStore:
                 self.table.check_keys(listing.where)
         if listing.order_by is not None:
             keys = self.table.order(keys, listing.order_by, descending=listing.descending)
-        page = map(self.table.get, keys[listing.offset : listing.end].tolist())
-        return [item for item in page if item is not None], len(keys)
+        return keys
 
     def count(self, view: View | None = None) -> int:
         return len(self.table) if view is None else len(self.indexes[TASK_OF[view]])

@@ -1,0 +1,205 @@
+"""Items over HTTP: listed page by page, added in batches, changed and replaced."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diptych import Retriever
+from other_views import fit_molecules
+from servers import ids, in_process, problem
+
+pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
+
+
+def png(colour="red"):
+    file = io.BytesIO()
+    Image.new("RGB", (48, 48), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def writable(make_client, copied_folder):
+    return make_client(copied_folder, writable=True)
+
+
+@pytest.fixture
+def of_rows(make_client, of_features, tmp_path):
+    """A client of a writable model of features, and the features."""
+    place, x, y = of_features
+    copied = shutil.copytree(place, tmp_path / "rows")
+    return make_client(copied, writable=True), x.tolist(), y.tolist()
+
+
+def uploads(folder):
+    return [path for path in folder.parent.rglob("*uploads*/*") if path.is_file()]
+
+
+def test_pages_of_items(client, retriever):
+    page = client.get("/v1/items").json()
+    assert (page["total"], page["more"], len(page["items"])) == (len(retriever), True, 50)
+    assert [item["id"] for item in page["items"]] == [item.id for item in retriever.items(limit=50)]
+    images = retriever.items("image", where={"split": "test"})
+    page = client.get(
+        "/v1/items", params={"view": "image", "where": 'split = "test"', "offset": 3, "limit": 4}
+    ).json()
+    assert [item["id"] for item in page["items"]] == [item.id for item in images[3:7]]
+    assert page["total"] == len(images)
+    assert page["items"][0] == client.get(f"/v1/items/{page['items'][0]['id'].replace('/', '%2F')}").json()
+    as_json = client.get("/v1/items", params={"where": json.dumps({"split": "test"}), "limit": 1}).json()
+    assert as_json["total"] == len(retriever.items(where={"split": "test"}))
+    last = client.get("/v1/items", params={"offset": len(retriever) - 1, "order_by": "-split"}).json()
+    assert (len(last["items"]), last["more"]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "kind", "words"),
+    [
+        ({"limit": 0}, 422, "bad-request", "limit: Input should be greater than or equal to 1"),
+        ({"limit": 201}, 422, "bad-input", "limit=201 exceeds the limit of this server"),
+        ({"offset": -1}, 422, "bad-request", "offset"),
+        ({"view": "leaf"}, 422, "bad-request", "view"),
+        ({"colour": "red"}, 422, "bad-request", "colour"),
+        ({"where": "year >="}, 422, "bad-filter", "is wrong at its end"),
+        ({"where": "x" * 20_000}, 422, "bad-filter", "at most 16384"),
+        ({"order_by": "splitt"}, 422, "bad-filter", "did you mean 'split'"),
+        ({"order_by": "\0"}, 422, "bad-input", "is not a metadata key"),
+    ],
+)
+def test_pages_that_there_are_not(client, parameters, status, kind, words):
+    answer = client.get("/v1/items", params=parameters)
+    assert problem(answer) == (status, kind)
+    assert words in answer.json()["detail"]
+
+
+def test_a_batch_is_added_as_a_whole(of_rows):
+    client, x, y = of_rows
+    batch = [
+        {
+            "id": "a",
+            "features": x[0],
+            "captions": ["one", "two"],
+            "caption_features": y[:2],
+            "metadata": {"n": 1},
+        },
+        {"id": "b", "features": x[1]},
+        {"id": "c", "features": x[2], "caption_features": y[2]},
+    ]
+    before = client.get("/v1/items", params={"limit": 1}).json()["total"]
+    added = client.post("/v1/items", json=batch)
+    assert added.status_code == 201, added.text
+    expected = [{"image": "a", "captions": ["a#0", "a#1"]}, {"image": "b", "captions": []}]
+    assert added.json() == [*expected, {"image": "c", "captions": ["c#0"]}]
+    assert client.get("/v1/items/c%230").json()["image"] == "c"
+    assert client.get("/v1/items/a%231").json()["metadata"] == {"n": 1}
+    assert problem(client.post("/v1/items", json=[{"id": "d", "features": x[3]}, batch[1]])) == (409, "taken")
+    assert client.get("/v1/items/d").status_code == 404
+
+    lines = "\n".join(json.dumps(line) for line in [{"id": "d", "features": x[3]}, batch[0]])
+    headers = {"Content-Type": "application/x-ndjson"}
+    skipped = client.post("/v1/items?on_conflict=skip", content=lines + "\n\n", headers=headers)
+    assert skipped.json() == [{"image": "d", "captions": []}, {"image": None, "captions": []}]
+    replaced = client.post("/v1/items?on_conflict=replace", json=[{"id": "a", "features": x[9]}])
+    assert replaced.json() == [{"image": "a", "captions": []}]
+    assert set(ids(client.post("/v1/similar", json={"features": x[9], "view": "image", "k": 2}))) == {
+        "9",
+        "a",
+    }
+    assert client.get("/v1/items", params={"limit": 1}).json()["total"] == before + 7
+
+    for content, status, words in (
+        (
+            [{"id": "e", "features": x[0]}, {"captions": ["alone"], "caption_features": y[0]}],
+            422,
+            "in another",
+        ),
+        ([{"id": "e", "features": x[0]}, {"id": 5}], 422, "1: id: "),
+        ([{"features": x[0]}] * 65, 422, "at most 64"),
+        ([{"features": x[0], "caption_features": y[:40]}] * 2, 422, "at most 64"),
+        ([], 422, "has no query"),
+        ([{"features": [0.0] * 12}], 422, "only zeros"),
+        ([{"features": x[0], "metadata": {"a": {"b": 1}}}], 422, "nested"),
+    ):
+        answer = client.post("/v1/items", json=content)
+        assert answer.status_code == status
+        assert words in answer.json()["detail"]
+    assert problem(client.post("/v1/items", content=b'{"id":\n', headers=headers)) == (400, "no-json")
+    assert problem(client.post("/v1/items?on_conflict=keep", json=batch)) == (422, "bad-request")
+    assert client.get("/v1/items", params={"limit": 1}).json()["total"] == before + 7
+
+
+def test_metadata_and_texts_are_changed(writable, easy, copied_folder):
+    other, url = Retriever.load(copied_folder), f"/v1/items/{easy.id.replace('/', '%2F').replace('#', '%23')}"
+    changed = writable.patch(url, json={"metadata": {"tag": "x", "split": None}})
+    assert changed.status_code == 200, changed.text
+    assert changed.json() == writable.get(url).json()
+    assert other.item(easy.id).metadata == {"tag": "x"}
+    words = other.items("text")[0].text
+    assert writable.patch(url, json={"text": words}).json()["text"] == words
+    assert (other.item(easy.id).text, other.item(easy.id).image) == (words, easy.image)
+    assert other.items("text")[-1].id == easy.id
+    for body, words in (
+        ({}, "give metadata, text, features"),
+        ({"metadata": {"a": [[1]]}}, "nested"),
+        ({"features": [1.0]}, "features have 1 numbers"),
+        ({"text": ""}, "text"),
+    ):
+        answer = writable.patch(url, json=body)
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
+    assert problem(writable.patch(url, files={"image": png()})) == (422, "bad-input")
+    assert problem(writable.patch("/v1/items/nobody", json={"text": "a"})) == (404, "unknown-item")
+
+
+def test_an_image_is_changed_and_replaced_with_its_upload(writable, copied_folder):
+    added = writable.put("/v1/items/mine", files={"image": png()}, data={"captions": ["a red star"]})
+    assert (added.status_code, added.json()) == (201, {"image": "mine", "captions": ["mine#0"]})
+    assert added.headers["location"] == "/v1/items/mine"
+    (first,) = uploads(copied_folder)
+    changed = writable.patch("/v1/items/mine", files={"image": png("blue")}, data={"metadata": '{"n": 1}'})
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["metadata"] == {"n": 1}
+    assert [item["id"] for item in changed.json()["captions"]] == ["mine#0"]
+    (second,) = uploads(copied_folder)
+    assert first != second
+    assert Path(Retriever.load(copied_folder).item("mine").path).read_bytes() == png("blue")
+    assert writable.put("/v1/items/mine", files={"image": png("green")}).status_code == 201
+    (third,) = uploads(copied_folder)
+    assert third.read_bytes() == png("green")
+    assert writable.get("/v1/items/mine").json()["metadata"] == {}
+    skipped = writable.post("/v1/items?on_conflict=skip", files={"image": png()}, data={"id": "mine"})
+    assert skipped.json() == {"image": None, "captions": []}
+    assert "location" not in skipped.headers
+    assert uploads(copied_folder) == [third]
+    for path, body in (
+        ("mine", {"captions": ["alone"]}),
+        ("mine", {"id": "other", "features": [1.0]}),
+        ("x" * 600, {"features": [1.0]}),
+    ):
+        assert writable.put(f"/v1/items/{path}", json=body).status_code == 422
+    assert problem(writable.put("/v1/items/mine", files={"image": b"no image"})) == (422, "unreadable-image")
+    assert uploads(copied_folder) == [third]
+
+
+def test_items_in_memory_are_listed_and_a_read_only_server_changes_none(client, of_features):
+    with in_process(Retriever.load(of_features[0])) as in_memory:
+        assert in_memory.get("/v1/items", params={"limit": 1}).json()["total"] == 240
+    for answer in (
+        client.post("/v1/items", json=[{"captions": ["a"]}]),
+        client.put("/v1/items/a", json={"features": [1.0]}),
+        client.patch("/v1/items/a", json={"metadata": {}}),
+    ):
+        assert problem(answer) == (403, "read-only")
+
+
+def test_texts_of_the_first_view_are_changed():
+    retriever = fit_molecules()
+    item = retriever.items("image")[0]
+    changed = retriever.update(item.id, text="CCO")
+    assert (changed.text, changed.view) == ("CCO", "image")
+    features = retriever.encoders.encode_images(["CCO"])
+    np.testing.assert_allclose(retriever.store.features("image", [item.id]), features, rtol=1e-6)
