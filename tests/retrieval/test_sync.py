@@ -17,6 +17,7 @@ from diptych._checks import InputError
 from diptych.data import PairedDataset
 from diptych.encoders import FunctionEncoder, PyramidDescriptor
 from diptych.retrieval import _sync
+from diptych.retrieval._merging import merge_pairs
 from photo_files import COLOURS, make_exif, make_library, make_xmp, towers, write_photo
 
 PATH = os.pathsep.join(map(str, [Path(diptych.__file__).parents[1], Path(__file__).parents[1]]))
@@ -206,6 +207,7 @@ SYNC = """
 import sys
 from diptych import Retriever
 from diptych.retrieval import _sync
+from diptych.retrieval._merging import merge_pairs
 from photo_files import towers
 _sync.BATCH = 4
 library = Retriever.load(sys.argv[1], *towers())
@@ -282,7 +284,7 @@ class TestWhatPhotosSay:
 
     def test_captions_of_tables_stay_when_the_photo_changes(self, library, photos):
         pairs = PairedDataset.of([("a.jpg", ["A red card."])], paths=[photos.resolve() / "a.jpg"])
-        assert _sync.merge_pairs(library, pairs)[0] == ["a.jpg"]
+        assert merge_pairs(library, pairs)[0] == ["a.jpg"]
         change(photos / "a.jpg", "blue", shade=12)
         library.sync()
         (text,) = library.store.items("text")
@@ -309,12 +311,16 @@ class TestTables:
             paths=[photos.resolve() / "a.jpg", tmp_path / "b.jpg", new],
         )
         pairs = replace(pairs, metadata={"renamed": {"year": 2020}, "b.jpg": {"year": 2021}})
-        updated, rest = _sync.merge_pairs(library, pairs)
+        updated, rest = merge_pairs(library, pairs)
         assert (updated, rest.image_ids, rest.captions) == (["a.jpg", "b.jpg"], ("new.jpg",), ("Three.",))
         assert library.item("a.jpg").metadata == {"orientation": "landscape", "year": 2020}
         assert library.item("b.jpg").metadata["year"] == 2021
         assert [item.text for item in library.store.items("text", image="a.jpg")] == ["One.", "Two."]
-        assert _sync.merge_pairs(library, pairs)[0] == []
+        assert merge_pairs(library, pairs)[0] == []
+        others = replace(pairs, captions=("Two.", "Other.", "Three."))
+        assert merge_pairs(library, others)[0] == ["a.jpg"]
+        texts = {item.id: item.text for item in library.store.items("text", image="a.jpg")}
+        assert texts == {"renamed#0": "One.", "renamed#1": "Two.", "a.jpg#0": "Other."}
 
 
 class TestFit:
@@ -354,6 +360,16 @@ class TestFit:
         assert [item.id for item in again.store.items("image", new=True)] == [
             f"{n}.jpg" for n in range(30, 40)
         ]
+
+    def test_another_photo_with_the_same_name_is_another_item(self, fitted, tmp_path):
+        colours = [list(COLOURS)[n % 3] for n in range(30)]
+        paths = [write_photo(tmp_path / "other" / f"{n:02}.jpg", c, shade=n) for n, c in enumerate(colours)]
+        images = [(p.name, [f"other {c}", f"a {c} card"]) for p, c in zip(paths, colours, strict=True)]
+        fitted.fit(PairedDataset.of(images, paths=paths), keep_items=True)
+        assert fitted.store.count("image") == 70
+        assert fitted.item("07.jpg").path != fitted.item("07.jpg (2)").path
+        assert fitted.store.count("text") == 121
+        assert {item.text for item in fitted.store.items("text", image="07.jpg (2)")} == {*images[7][1]}
 
     def test_the_library_still_knows_its_folder(self, fitted, tmp_path):
         report = reopen(tmp_path / "library").sync()

@@ -45,11 +45,11 @@ def index(
     """
     from diptych._database import FILE
     from diptych.retrieval import Retriever
-    from diptych.retrieval.stores._folder import check_writable
+    from diptych.retrieval.stores._folder import check_writable, has_items
 
     hide_library_bars(run.silent)
     place = check_writable(out)
-    if (place / FILE).exists():
+    if (place / FILE).exists() and has_items(place):
         options = LoadOptions(**vars(encoders), device=device)
         retriever = options.load(out, mmap=False)
     else:

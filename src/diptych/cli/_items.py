@@ -128,7 +128,7 @@ def _add_data(
 ) -> tuple[list[str], list[str], dict[str, str]]:
     """Add pairs or features; return the ids of new items and of changed ones, and what cannot be read."""
     from diptych.data import PairedDataset
-    from diptych.retrieval._sync import merge_pairs
+    from diptych.retrieval._merging import merge_pairs
 
     if not isinstance(data, PairedDataset):
         return retriever.add(**_make_arguments(data)), [], {}

@@ -549,10 +549,10 @@ class Retriever:
         if not keep_items:
             self._fill(fitted, items, rows)
             return self
-        from diptych.retrieval._sync import keep_others, match_items
+        from diptych.retrieval._merging import keep_others, match_items
 
         previous = self.searcher
-        self._fill(fitted, match_items(previous, items), rows)
+        self._fill(fitted, match_items(previous.store, items), rows)
         keep_others(previous, self.searcher)
         return self
 

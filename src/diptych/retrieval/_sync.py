@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,14 +28,13 @@ from diptych.data._encode import make_image_pipeline
 from diptych.data._photos import PhotoText, list_photos, measure_photo, read_photo
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS
 from diptych.retrieval._encoders import Encoders
-from diptych.retrieval._inputs import dataset_items
-from diptych.retrieval._items import VIEWS, Item, Places, PlacesConfig, View
-from diptych.retrieval._searcher import Searcher, batches
+from diptych.retrieval._inputs import encode_items
+from diptych.retrieval._items import Item, Places, PlacesConfig
+from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores._base import Floats, Store
 from diptych.retrieval.stores._folder import FolderStore
 
 if TYPE_CHECKING:
-    from diptych.data import PairedDataset
     from diptych.retrieval._retriever import Retriever
 
 BATCH = 256
@@ -234,7 +232,7 @@ def _find_changes(
         elif str(path) in by_path:  # its file was not recorded
             item_id, same = by_path[str(path)], True
         else:
-            item_id = _choose_id(name, ids)
+            item_id = choose_id(name, ids)
             ids.add(item_id)
         changes.append(_Change(name, path, PhotoFile(item_id, *measured[name], digest), not same))
     return changes, renamed
@@ -247,7 +245,7 @@ def _digest(path: Path) -> str | OSError:
         return error
 
 
-def _choose_id(name: str, ids: set[str]) -> str:
+def choose_id(name: str, ids: set[str]) -> str:
     """Return the path of a photo from its folder, with a number if another item has it as its id."""
     number, item_id = 1, name
     while item_id in ids:
@@ -261,8 +259,11 @@ def _put(retriever: Retriever, changes: Sequence[_Change], report: SyncReport) -
     texts = list(prefetch(read_photo, [c.path for c in changes], thread_count(None), BATCH))
 
     def put(searcher: Searcher) -> SyncReport:
+        paths = [change.path for change in changes if change.encode]
+        encoded, unreadable = _encode_photos(searcher.encoders, paths)
         with retriever._writing:
-            return _put_photos(searcher, changes, texts)
+            done = _put_photos(searcher, changes, texts, encoded)
+        return replace(done, unreadable=unreadable)
 
     done = retriever._current.run(put, uses_encoders=True)
     report.added += done.added
@@ -272,16 +273,21 @@ def _put(retriever: Retriever, changes: Sequence[_Change], report: SyncReport) -
     report.unreadable |= done.unreadable
 
 
-def _put_photos(searcher: Searcher, changes: Sequence[_Change], texts: Sequence[PhotoText]) -> SyncReport:
+def _put_photos(
+    searcher: Searcher,
+    changes: Sequence[_Change],
+    texts: Sequence[PhotoText],
+    encoded: Mapping[str, Floats],
+) -> SyncReport:
+    """Store photos, those that are new or changed with their features, and what they say of themselves."""
     report, store = SyncReport(), searcher.store
-    encoded, report.unreadable = _encode_photos(searcher.encoders, [c.path for c in changes if c.encode])
     stored = {item.id: item for item in store.items("image", ids=[c.file.id for c in changes])}
     described = dict[str, Item]()
     captions, outdated = list[Item](), list[str]()
     for change, text in zip(changes, texts, strict=True):
         path, item = str(change.path), stored.get(change.file.id)
-        if path in report.unreadable or (item is None and not change.encode):  # or a user has removed it
-            continue
+        if path not in encoded and (change.encode or item is None):
+            continue  # it cannot be read, or a user has removed it
         old = Item(change.file.id, "image") if item is None else item
         new = described[path] = replace(old, path=path, metadata={**old.metadata, **text.metadata})
         others, outdated_ids = _compare_captions(new, text, list(store.items("text", image=new.id)))
@@ -305,7 +311,7 @@ def _put_photos(searcher: Searcher, changes: Sequence[_Change], texts: Sequence[
     if outdated:
         store.remove(outdated)
     if captions:
-        features = searcher.encoders.encode_texts([str(caption.text) for caption in captions])
+        features = encode_items(searcher.encoders, "text", captions)
         searcher.add({"text": captions}, {"text": features}, in_place=True)
     return report
 
@@ -342,71 +348,3 @@ def _encode_photos(encoders: Encoders, paths: Sequence[Path]) -> tuple[dict[str,
         features |= dict(zip(good, batch.features, strict=True))
         first += batch.size
     return features, unreadable
-
-
-def match_items(searcher: Searcher, items: Mapping[View, Sequence[Item]]) -> dict[View, list[Item]]:
-    """Return items of pairs as a library has them already: under the id of the photo with the same path."""
-    stored = {item.path: item for item in searcher.store.items("image") if item.path is not None}
-    known = {item.id: old for item in items["image"] if (old := stored.get(item.path or "")) is not None}
-    images = [
-        replace(item, id=old.id, metadata={**old.metadata, **item.metadata})
-        if (old := known.get(item.id)) is not None
-        else item
-        for item in items["image"]
-    ]
-    texts = [
-        replace(item, image=known[item.image].id) if item.image in known else item for item in items["text"]
-    ]
-    return {"image": images, "text": texts}
-
-
-def keep_others(previous: Searcher, current: Searcher) -> None:
-    """Add all items of a library that a new model in memory does not have, by the features that are kept."""
-    ids = {item.id for item in current.store.items()}
-    for view in VIEWS:
-        for items in batches(item for item in previous.store.items(view) if item.id not in ids):
-            current.add({view: items}, {view: previous.features_of(view, items)})
-
-
-def merge_pairs(retriever: Retriever, dataset: PairedDataset) -> tuple[list[str], PairedDataset]:
-    """Give items that are there already the metadata and captions of a table; return their ids, and the rest.
-
-    An item is there if one has its path or, where there is no such file, its id.
-    """
-
-    def merge(searcher: Searcher) -> tuple[list[str], PairedDataset]:
-        store, inputs = searcher.store, searcher.encoders.inputs
-        items = match_items(searcher, dataset_items(dataset, {}, inputs))
-        stored = {item.id: item for item in store.items("image", ids=[item.id for item in items["image"]])}
-        known = {
-            item.id: {**stored[item.id].metadata, **item.metadata}
-            for item in items["image"]
-            if item.id in stored
-            and (item.path == stored[item.id].path or item.path is None or not os.path.isfile(item.path))
-        }
-        changed = [item_id for item_id, metadata in known.items() if metadata != stored[item_id].metadata]
-        captions = _number_captions(searcher, [text for text in items["text"] if text.image in known])
-        with retriever._writing:
-            if captions:
-                features = searcher.encoders.encode_texts([str(caption.text) for caption in captions])
-                searcher.add({"text": captions}, {"text": features})
-            if changed:
-                store.update(changed, lambda item: replace(item, metadata=known[item.id]), searcher.version)
-        rest = [row for row, item in enumerate(items["image"]) if item.id not in known]
-        updated = dict.fromkeys([*changed, *(str(caption.image) for caption in captions)])
-        return list(updated), dataset.select(rest)
-
-    return retriever._current.run(merge, uses_encoders=True)
-
-
-def _number_captions(searcher: Searcher, texts: Sequence[Item]) -> list[Item]:
-    """Return the captions that their images do not have, under ids that are free."""
-    new = list[Item]()
-    for image, captions in groupby(sorted(texts, key=lambda t: str(t.image)), lambda t: str(t.image)):
-        before = {item.id: item.text for item in searcher.store.items("text", image=image)}
-        for caption in captions:
-            if caption.text is not None and caption.text not in before.values():
-                free = (f"{image}#{n}" for n in count() if f"{image}#{n}" not in before)
-                new.append(replace(caption, id=next(free)))
-                before[new[-1].id] = caption.text
-    return new
