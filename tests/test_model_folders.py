@@ -1,21 +1,24 @@
-"""Versions of a model folder: writers take turns, readers see whole ones, and one process serves it."""
+"""Versions of a model folder: writers take turns, and readers see whole ones."""
 
 import os
 import threading
 
 import pytest
 
-from diptych._model_folder import new_version, read_current
+from diptych._model_folder import read_current, write_version
 from diptych._persistence import Schema, replace_file, write_config
 from saved_files import files_of
 
 
 def save(folder, content="1"):
     """Write a version with two files."""
-    with new_version(folder, "test") as path:
+
+    def write(path):
         (path / "inner").mkdir()
         (path / "inner" / "file").write_text(content)
         write_config(path, "test", Schema())
+
+    write_version(folder, "test", write)
 
 
 def read(version):
@@ -80,28 +83,30 @@ def test_a_damaged_version_is_read_only_once(folder):
 def test_a_version_in_the_making_is_not_seen(folder):
     paths = []
 
-    def interrupted():
-        with new_version(folder, "test") as path:
-            paths.append(path)
-            (path / "config.json").write_text("{}")
-            assert read_current(folder, read) == "1"
-            raise KeyboardInterrupt
+    def interrupted(path):
+        paths.append(path)
+        (path / "config.json").write_text("{}")
+        assert read_current(folder, read) == "1"
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        write_version(folder, "test", interrupted)
     assert not paths[0].exists()
     assert read_current(folder, read) == "1"
 
 
 def test_two_writers_wait_for_each_other(folder):
     done = []
-    with new_version(folder, "test") as path:
-        other = threading.Thread(target=lambda: (save(folder, "2"), done.append(1)))
+    other = threading.Thread(target=lambda: (save(folder, "2"), done.append(1)))
+
+    def write(path):
         other.start()
         other.join(0.3)
         assert not done
         assert path.exists()
         (path / "config.json").write_bytes((files_of(folder) / "config.json").read_bytes())
+
+    write_version(folder, "test", write)
     other.join()
     assert done
     assert read_current(folder, read) == "2"

@@ -37,7 +37,7 @@ FILE = "items.sqlite"
 SCHEMA = (
     "CREATE TABLE current (version TEXT NOT NULL, sha256 TEXT NOT NULL, contents TEXT)",
     "CREATE TABLE items (key INTEGER PRIMARY KEY, row INTEGER NOT NULL, id TEXT NOT NULL UNIQUE, "
-    "view TEXT NOT NULL, path TEXT, text TEXT, image TEXT, upload TEXT, metadata TEXT)",
+    "item TEXT NOT NULL)",
     "CREATE TABLE changes (number INTEGER PRIMARY KEY, key INTEGER NOT NULL)",
 )
 

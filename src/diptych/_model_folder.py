@@ -2,8 +2,7 @@
 
 ==========================  ===========================================================================
 ``versions/ID/``            the files of a version; its ``config.json`` has a checksum of every other file
-``current.json``            the record: the kind of model, its current version, the checksum of its config,
-                            and other versions that were written here and can be removed
+``current.json``            the record: the kind of model, its current version, the checksum of its config
 ``.lock``                   locked while a process writes
 ==========================  ===========================================================================
 
@@ -11,12 +10,12 @@ A retriever has ``items.sqlite`` in place of the last two (``diptych._database``
 ``diptych.retrieval.stores._folder``, which describes its other files).
 
 **Writers** take the lock, write a new version beside the current one, flush it to the disk and replace the
-record, all in ``new_version``. The lock belongs to the operating system (``filelock``) and disappears with
+record, all in ``write_version``. The lock belongs to the operating system (``filelock``) and disappears with
 its process. The next writer removes what a killed writer left.
 
 **Other files in the folder stay.** A model is saved only to a new or empty folder, or to one with a record of
-its kind. Removed are versions that the record names, of these only the files that their configs name. Nothing
-is read, written or removed through a link.
+its kind. Removed are other versions, of these only the files that their configs name. Nothing is read,
+written or removed through a link.
 
 **Readers** take no lock. ``read_current`` reads the record once and then only files of that version, so no
 reader mixes two versions. Old versions are removed as soon as the record names a new one. A file that a
@@ -38,8 +37,6 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
 from uuid import uuid4
-
-import msgspec
 
 from diptych._checks import InputError
 from diptych._database import FILE, Database
@@ -94,23 +91,16 @@ class Version:
 
 
 class Record(Schema, frozen=True):
-    """The content of ``current.json``: the kind of model, the current version and the digest of its config.
-
-    The version is empty until the first one is saved. ``draft`` is the version that a process writes, or was
-    writing when it was killed, and ``replaced`` are earlier ones, which may still have to be removed.
-    """
+    """The content of ``current.json``: the kind of model, its current version, the digest of its config."""
 
     format: str
     version: str
     sha256: str
-    draft: str = ""
-    replaced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what is not the name of a version."""
-        for name in (self.version, self.draft, *self.replaced):
-            if name and not VERSION_ID.fullmatch(name):
-                raise InputError("it does not name a version")
+        if not VERSION_ID.fullmatch(self.version):
+            raise InputError("it does not name a version")
 
 
 def next_version(previous: str) -> str:
@@ -124,7 +114,10 @@ def find_current(folder: str | os.PathLike[str]) -> Version | None:
     if os.path.lexists(folder / FILE):
         with Database(folder).reading() as connection:
             return read_version(folder, connection)
-    return _current_of(folder, _read_record(folder)) if os.path.lexists(folder / RECORD) else None
+    if not os.path.lexists(folder / RECORD):
+        return None
+    record = _read_record(folder)
+    return Version(folder, record.version, record.sha256)
 
 
 def read_version(folder: Path, connection: Connection) -> Version | None:
@@ -155,10 +148,6 @@ def _read_record(folder: Path) -> Record:
     return convert(read_json(folder / RECORD), Record, folder / RECORD)
 
 
-def _current_of(folder: Path, record: Record) -> Version | None:
-    return Version(folder, record.version, record.sha256) if record.version else None
-
-
 def read_current(folder: str | os.PathLike[str], read: Callable[[Version], T]) -> T:
     """Return what ``read`` makes of the current version, all of it from that one version."""
     for _ in range(ATTEMPTS):
@@ -173,8 +162,7 @@ def read_current(folder: str | os.PathLike[str], read: Callable[[Version], T]) -
 
 def write_model_folder(folder: str | os.PathLike[str], kind: str, config: Schema, tensors: Arrays) -> None:
     """Write a model that is a config and arrays; a crash leaves the folder as it was."""
-    with new_version(folder, kind) as path:
-        write_model_files(path, kind, config, tensors)
+    write_version(folder, kind, lambda path: write_model_files(path, kind, config, tensors))
 
 
 def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]) -> tuple[S, Tensors, Path]:
@@ -182,43 +170,44 @@ def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]
     return read_current(folder, lambda current: read_model_files(current.path, kind, schema))
 
 
-@contextmanager
-def new_version(folder: str | os.PathLike[str], kind: str) -> Iterator[Path]:
-    """Give a folder for a new version of a ``kind`` of model; it becomes current if the block succeeds.
+def write_version(folder: str | os.PathLike[str], kind: str, write: Callable[[Path], None]) -> None:
+    """Write a new version of a ``kind`` of model, under the lock; it then becomes current.
 
-    A folder that holds something else is never written to.
+    ``write`` writes its files to an empty folder. A folder that holds something else is never written to.
     """
     folder = real_folder(folder)
-    _open_record(folder, kind)
+    _check_place(folder, kind)
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
-        record = _open_record(folder, kind)
-        if record.draft:
-            shutil.rmtree(folder / VERSIONS / record.draft, ignore_errors=True)
-        path = folder / VERSIONS / next_version(record.version)
-        try:
-            _write_record(folder, msgspec.structs.replace(record, draft=path.name))
-            path.mkdir(parents=True)
-            with name_in_errors(path):
-                yield path
-            flush_version(path)
-            replaced = (*record.replaced, *([record.version] if record.version else ()))
-            remaining = tuple(name for name in replaced if (folder / VERSIONS / name).exists())
-            record = Record(f"diptych-{kind}", path.name, file_digest(path / CONFIG), "", remaining)
-            _write_record(folder, record)
-        except BaseException:
-            with suppress(InputError):
-                record = _read_record(folder)
-            if record.version != path.name:
-                shutil.rmtree(path, ignore_errors=True)
-            raise
-        for name in record.replaced:
-            remove_version(folder / VERSIONS / name)
+        previous = _check_place(folder, kind)
+        name = next_version("" if previous is None else previous.version)
+        version = write_files(folder, name, write)
+        with replace_file(folder / RECORD) as staged:
+            write_json(staged, to_builtins(Record(f"diptych-{kind}", version.id, version.digest)))
+        remove_others(folder, version)
+
+
+def write_files(folder: Path, name: str, write: Callable[[Path], None]) -> Version:
+    """Write the files of a version beside the others; it gets its name when they are on the disk."""
+    (folder / VERSIONS).mkdir(exist_ok=True)
+    draft = folder / VERSIONS / f".{name}.diptych-{uuid4().hex[:12]}"
+    draft.mkdir()
+    try:
+        with name_in_errors(draft):
+            write(draft)
+        flush_version(draft)
+        version = Version(folder, name, file_digest(draft / CONFIG))
+        draft.rename(version.path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    flush_folder(folder / VERSIONS)
+    return version
 
 
 def flush_version(folder: Path) -> None:
     """Wait until all files of a version are on the disk."""
-    for path in (folder, *folder.rglob("*"), folder.parent):
+    for path in (folder, *folder.rglob("*")):
         (flush_folder if path.is_dir() else flush_file)(path)
 
 
@@ -252,44 +241,52 @@ def _read_version(version: Version, read: Callable[[Version], T]) -> T:
     return read(version)
 
 
-def _open_record(folder: Path, kind: str) -> Record:
-    """Return the record of a folder that a ``kind`` of model may be saved to; a new one of a new folder."""
-    record = Record(f"diptych-{kind}", "", "")
+def _check_place(folder: Path, kind: str) -> Record | None:
+    """Return the record of a folder that a ``kind`` of model may be saved to; None of a new one."""
     if not folder.exists():
-        return record
+        return None
     reason = ""
     if os.path.lexists(folder / RECORD):
         check_own(folder, RECORD, VERSIONS)
         try:
             record = _read_record(folder)
         except InputError as error:
-            record, reason = Record("", "", ""), f" ({str(error).rstrip('.')})"
-        names = (record.version, record.draft, *record.replaced)
-        check_own(folder, *(f"{VERSIONS}/{name}" for name in names if name))
-    elif not folder.is_dir() or not all(map(_is_left_by_a_first_save, folder.iterdir())):
-        record = Record("", "", "")
-    if record.format != f"diptych-{kind}":
-        raise InputError(
-            f"{folder} exists and is not a diptych {kind}{reason}; choose another folder, or an empty one."
-        )
-    return record
+            reason = f" ({str(error).rstrip('.')})"
+        else:
+            check_own(folder, f"{VERSIONS}/{record.version}")
+            if record.format == f"diptych-{kind}":
+                return record
+    elif folder.is_dir() and all(map(_is_left_by_a_first_save, folder.iterdir())):
+        return None
+    raise InputError(
+        f"{folder} exists and is not a diptych {kind}{reason}; choose another folder, or an empty one."
+    )
 
 
 def _is_left_by_a_first_save(path: Path) -> bool:
-    """Return whether a process made a file that was killed before it could write a record."""
+    """Return whether a process made a file or folder that was killed before it could write a record."""
     status = path.lstat()
+    if path.name == VERSIONS and stat.S_ISDIR(status.st_mode):
+        names = [inner.name for inner in path.iterdir()]
+        return all(TEMPORARY.fullmatch(name) or VERSION_ID.fullmatch(name) for name in names)
     return stat.S_ISREG(status.st_mode) and (
         (path.name == LOCK and status.st_size == 0)
         or (path.name.startswith(f".{RECORD}.") and TEMPORARY.fullmatch(path.name) is not None)
     )
 
 
-def _write_record(folder: Path, record: Record) -> None:
-    with replace_file(folder / RECORD) as staged:
-        write_json(staged, to_builtins(record))
+def remove_others(folder: Path, current: Version | None) -> None:
+    """Remove other versions and the drafts of killed writers; for callers that write alone."""
+    for path in (folder / VERSIONS).iterdir():
+        if path.is_symlink() or (current is not None and path.name == current.id):
+            continue
+        if VERSION_ID.fullmatch(path.name):
+            _remove_version(path)
+        elif TEMPORARY.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_version(folder: Path) -> None:
+def _remove_version(folder: Path) -> None:
     """Remove the files that the config of a version names, and their folders unless others wrote there."""
     steps: list[Callable[[], None]] = []
     if (entries := read_entries(folder)) is not None:

@@ -274,23 +274,11 @@ def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
 # Arrays
 
 
-@dataclass(frozen=True)
-class MatrixBlocks:
-    """A matrix that is written block by block, without being in memory as a whole."""
-
-    blocks: Iterable[np.ndarray[Any, Any]]
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-
-
-Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any] | MatrixBlocks]
+Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 
 def write_tensors(path: Path, tensors: Arrays, metadata: Mapping[str, str] | None = None) -> None:
-    """Write named arrays to a safetensors file, one block of rows at a time.
-
-    The library's own ``save_file`` needs whole arrays, so an index in blocks would be in memory twice.
-    """
+    """Write named arrays to a safetensors file, each as it lies in memory, without copies."""
     header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
     end = 0
     for name, tensor in tensors.items():
@@ -305,10 +293,7 @@ def write_tensors(path: Path, tensors: Arrays, metadata: Mapping[str, str] | Non
     with name_in_errors(path), open(path, "wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors.values():
-            for block in tensor.blocks if isinstance(tensor, MatrixBlocks) else (tensor,):
-                file.write(np.ascontiguousarray(block, tensor.dtype.newbyteorder("<")).data)
-        if file.tell() != 8 + len(encoded) + end:
-            raise InputError(f"{path}: the blocks do not add up to the shape of their matrix.")
+            file.write(np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).data)
 
 
 def read_tensors(path: str | os.PathLike[str]) -> Tensors:

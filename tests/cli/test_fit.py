@@ -82,7 +82,7 @@ def test_settings_are_those_of_the_python_api(files):
     assert (chosen["filter"], chosen["params"], chosen["weighting"]) == ("tsvd", (5.0, 4.0), (0.5, 1.0))
     assert chosen["normalize"] == ("unit", "none")
     assert model.models_["search"].correlations.shape == (3,)
-    assert (retriever.dtype, retriever.store.kept) == ("float16", {})
+    assert (retriever.dtype, retriever.store.keeps_features) == ("float16", False)
     assert "k = 5 on images" in run("info", "m").stdout
 
 

@@ -11,7 +11,6 @@ really struck (a trial that never struck has shown nothing). The exit code is 1 
 """
 
 import argparse
-import asyncio
 import io
 import json
 import os
@@ -42,18 +41,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
-from diptych._model_folder import current_version, lock_for_serving
+from diptych._model_folder import current_version
 from diptych.cli import app
 from diptych.data import read_pairs
 from diptych.encoders import image_encoder
 from diptych.retrieval._calibration import fit_calibration
 from diptych.retrieval._encoders import EncoderRecord
+from diptych.retrieval._folder import write_model
+from diptych.retrieval.stores._folder import FolderStore
 from diptych.scenes import make_scenes
 from diptych.service import _serve as serving
 from diptych.service._files import Images
-from diptych.service._limits import MovedError
-from diptych.service._model import LoadedModel, ModelHolder
-from diptych.service._writes import Upload, read_entries
+from diptych.service._model import ModelHolder
+from diptych.service._writes import Upload
 from example_files import network_with_weights
 
 WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])
@@ -99,7 +99,6 @@ def add(folder, name):
     """Add an item to a saved model, as another process would."""
     retriever = load(folder)
     retriever.add(captions=["a red dog runs"], caption_ids=[name])
-    retriever.save(folder)
 
 
 def picture(colour):
@@ -153,26 +152,6 @@ def end(child, reader, how=None):
     return os.waitstatus_to_exitcode(status)
 
 
-def together(rng, *works):
-    """Run functions in threads at about the same moment; returns what they raised."""
-    raised, gate = [], threading.Barrier(len(works))
-
-    def run(work, wait):
-        gate.wait()
-        time.sleep(wait)
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(work, rng.uniform(0, 0.06))) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
-
-
 # Loading and saving at once
 
 
@@ -206,11 +185,14 @@ def load_beside_saves(folder, models, save, answer, rounds, rng, count):
 def loads_beside_saves(place, rounds, rng, count):
     """A process saves two models in turn without a pause; every load gives one of the two, whole."""
     models = [make_model(seed, name) for seed, name in enumerate(("one", "two"))]
+
+    def write_files(model, path):
+        write_model(path, model.searcher, True, place=place / "model")
+
     query = np.linspace(-1, 1, models[0].fitted.width("text"))
 
     def save(model):
-        model.base = None  # as one that was fitted, which replaces what is there
-        model.save(place / "model")
+        FolderStore.write(place / "model", model.store, partial(write_files, model))
 
     def answer(model):
         if isinstance(model, Path):
@@ -234,53 +216,61 @@ def awcca_loads_beside_saves(place, rounds, rng, count):
     )
 
 
+def search_for_ever(folder, expected):
+    """Search a folder until a file appears; what was found at the end must be what is expected then."""
+    retriever, query = load(folder), np.linspace(-1, 1, 48)
+    while not (folder.parent / "done").exists():
+        hits = retriever.annotate(query, k=10**6)
+        found = [hit.id for hit in hits]
+        assert len(set(found)) == len(found)
+        for hit in hits:
+            assert hit.text == "a red dog runs" or hit.id.startswith("item-")
+            assert np.isfinite(hit.score)
+    assert {hit.id for hit in retriever.annotate(query, k=10**6)} == expected()
+
+
 @trial
-def two_writers(place, rounds, rng, count):
-    """Two processes add to one model at once, each item in a save of its own; none is lost, no save fails."""
+def writers_and_readers(place, rounds, rng, count):
+    """Four processes add, and remove some, beside two that search: all is there, nothing twice."""
     folder = place / "model"
     make_model().save(folder)
-    each = max(1, rounds // 2)
+    each = max(1, rounds // 4)
 
     def write(name):
         def work(ready):
+            retriever = load(folder)
             ready()
             for number in range(each):
-                add(folder, f"{name}-{number}")
+                retriever.add(captions=["a red dog runs"], caption_ids=[f"{name}-{number}"])
+                if number % 3 == 2:
+                    retriever.remove(f"{name}-{number - 1}")
 
         return work
 
-    before = int(current_version(folder).id.partition("-")[0])
-    children = [in_child(write(name)) for name in ("a", "b")]
-    codes = [end(*child) for child in children]
-    count.rounds, count.struck = 2 * each, int(current_version(folder).id.partition("-")[0]) - before
-    count.check(codes == [0, 0], f"exit codes {codes}")
-    lost = {f"{name}-{number}" for name in "ab" for number in range(each)} - ids(load(folder))
-    for name in sorted(lost):
-        count.check(False, f"{name} is lost")
+    kept = {f"{name}-{number}" for name in "abcd" for number in range(each)}
+    gone = {f"{name}-{number - 1}" for name in "abcd" for number in range(2, each, 3)}
+    texts = {item.id for item in load(folder).store.items("text")} | (kept - gone)
+    readers = [in_child(lambda ready: search_for_ever(folder, lambda: texts)) for _ in range(2)]
+    writers = [in_child(write(name)) for name in "abcd"]
+    codes = [end(*child) for child in writers]
+    (place / "done").touch()
+    codes += [end(*child) for child in readers]
+    count.rounds = count.struck = 4 * each
+    count.check(codes == [0] * 6, f"exit codes {codes}")
+    stored = [item.id for item in load(folder).store.items("text")]
+    count.check(len(set(stored)) == len(stored), "an item is there twice")
+    count.check(set(stored) == texts, f"lost or too many: {sorted(set(stored) ^ texts)[:9]}")
 
 
 # A server that writes
 
 
-def serve_in_child(folder, *, slow=False):
-    """``diptych serve --writable`` in a process; returns its id, its pipe and its address.
-
-    If it is ``slow``, every version but the first takes a while to load, and it says when it begins to.
-    """
+def serve_in_child(folder):
+    """``diptych serve --writable`` in a process; returns its id, its pipe and its address."""
 
     def work(ready):
         sys.stdout = sys.stderr = open(folder.parent / "log", "a")  # noqa: SIM115
         Images.start = lambda self: None  # nothing is uploaded here
-        loaded, began = LoadedModel.load.__func__, []
-
-        def load_slowly(cls, *args, **kwargs):
-            if began and slow:
-                ready()
-                time.sleep(0.6)
-            began.append(1)
-            return loaded(cls, *args, **kwargs)
-
-        LoadedModel.load = classmethod(load_slowly)
 
         def say(line):
             if found := re.search(r"http://\S+", line):
@@ -311,35 +301,9 @@ def post(url, name):
         return False
 
 
-def served_by_a_restart(folder):
-    shelf = ModelHolder.open(folder, writable=True, image_encoder=Thumbnails())
-    shelf.writer.journal.close()
-    return ids(shelf.current.retriever)
-
-
-@trial
-def stopped_while_a_version_loads(place, rounds, rng, count):
-    """SIGTERM while a server loads a new version: neither that nor what was added is lost."""
-    folder = place / "model"
-    while count.rounds < rounds:
-        fresh(place, folder)
-        child, reader, url = serve_in_child(folder, slow=True)
-        kept = post(url, "acknowledged")
-        make_model(1, "newer").save(folder)
-        newer = current_version(folder)
-        os.read(reader, 1)  # it has begun to load
-        time.sleep(rng.uniform(0, 0.2))
-        count.struck += current_version(folder) == newer
-        end(child, reader, signal.SIGTERM)
-        count.check("newer-0" in ids(load(folder)), "the new version is overwritten")
-        now = served_by_a_restart(folder)
-        count.check(kept and "acknowledged#0" in now and "newer-0" in now, "an acknowledged item is lost")
-        count.rounds += 1
-
-
 @trial
 def servers_killed(place, rounds, rng, count):
-    """SIGKILL while items are added and folded: what was acknowledged is there after a restart."""
+    """SIGKILL while items are added: what was acknowledged is there after a restart."""
     folder, acknowledged = place / "model", []
     fresh(place, folder)
     while count.rounds < rounds:
@@ -364,7 +328,7 @@ def servers_killed(place, rounds, rng, count):
         thread.join()
         count.struck += 1
         count.rounds += 1
-    lost = set(acknowledged) - served_by_a_restart(folder)
+    lost = set(acknowledged) - ids(load(folder))
     for name in sorted(lost):
         count.check(False, f"{name} is lost")
 
@@ -387,138 +351,6 @@ def write(shelf, name, colour=None):
     content = None if colour is None else picture(colour)
     given = None if content is None else (Upload(content), retriever.encoders.encode_images([content]))
     shelf.writer.add(retriever, given, [] if given else ["a red dog runs"], name, {})
-
-
-@trial
-def unreadable_version(place, rounds, rng, count):
-    """A new version cannot be read: the server keeps its hands off it, and loses nothing."""
-    folder = place / "model"
-    while count.rounds < rounds:
-        fresh(place, folder)
-        shelf = opened(folder)
-        write(shelf, "acknowledged")
-        make_model(1, "newer").save(folder)
-        version = current_version(folder)
-        config = version.path / "config.json"
-        whole = config.read_bytes()
-        config.write_bytes(whole[: rng.randrange(len(whole))])
-        count.check(not asyncio.run(shelf.refresh()), "it is served")
-        count.struck += shelf.reloads["failed"]
-        write(shelf, "after")
-        shelf.save()
-        shelf.writer.journal.close()
-        count.check(current_version(folder) == version, "the new version is overwritten")
-        config.write_bytes(whole)  # it is restored
-        now = served_by_a_restart(folder)
-        count.check({"acknowledged#0", "after#0", "newer-0"} <= now, "something is lost")
-        count.rounds += 1
-
-
-@trial
-def saved_while_folding(place, rounds, rng, count):
-    """A new version is saved while a server folds its journal: both are kept."""
-    folder = place / "model"
-    newer = make_model(1, "newer")
-    while count.rounds < rounds:
-        fresh(place, folder)
-        shelf = opened(folder)
-        write(shelf, "acknowledged")
-        newer.base = None
-        before = current_version(folder)
-        raised = together(rng, shelf.save, partial(newer.save, folder))
-        shelf.writer.journal.close()
-        count.check(not raised, raised)
-        count.struck += current_version(folder).id[:6] > before.id[:6]
-        count.check("newer-0" in ids(load(folder)), "the new version is overwritten")
-        count.check({"acknowledged#0", "newer-0"} <= served_by_a_restart(folder), "something is lost")
-        count.rounds += 1
-
-
-def _open_into(found, folder):
-    found.append(opened(folder))
-
-
-@trial
-def replaced_while_starting(place, rounds, rng, count):
-    """A version is replaced while a server starts: it serves one of the two under its own name."""
-    folder = place / "model"
-    newer = make_model(1, "newer")
-    while count.rounds < rounds:
-        fresh(place, folder)
-        old, found, newer.base = current_version(folder), [], None
-        raised = together(rng, partial(_open_into, found, folder), partial(newer.save, folder))
-        count.check(not raised, raised)
-        shelf = found[0]
-        served = ids(shelf.current.retriever)
-        is_old = shelf.current.folder_version == old.id
-        count.struck += is_old
-        count.check(("newer-0" in served) != is_old, "items under the name of another version")
-        write(shelf, "acknowledged")
-        shelf.save()
-        shelf.writer.journal.close()
-        count.check("newer-0" in ids(load(folder)), "the new version is overwritten")
-        count.check({"acknowledged#0", "newer-0"} <= served_by_a_restart(folder), "something is lost")
-        count.rounds += 1
-
-
-@trial
-def served_folder_replaced(place, rounds, rng, count):
-    """A served folder is removed, moved or made anew: what is acknowledged is on disk."""
-    while count.rounds < rounds:
-        root = Path(tempfile.mkdtemp(dir=place))
-        folder, moved = root / "model", root / "moved"
-        fresh(place, folder)
-        first, acknowledged, refused, wrong = opened(folder), [], [], []
-        begun, replaced = threading.Event(), threading.Event()
-
-        def add_items(
-            first=first, done=acknowledged, refused=refused, late=wrong, begun=begun, over=replaced
-        ):
-            for number in range(1000):
-                is_late, name = over.is_set(), f"item {number}"
-                try:
-                    write(first, name, f"rgb({number % 250},9,9)" if number % 2 else None)
-                except (MovedError, OSError) as error:
-                    refused.append(error)
-                else:
-                    (late if is_late else done).append(name if number % 2 else f"{name}#0")
-                if number == 3:
-                    begun.set()
-                if len(refused) > 3 or len(late) > 3:
-                    return
-
-        thread = threading.Thread(target=add_items)
-        thread.start()
-        begun.wait()
-        time.sleep(rng.uniform(0, 0.02))
-        is_moved, is_made_anew = rng.random() < 0.5, rng.random() < 0.7
-        while folder.exists():  # files are added while it is removed
-            folder.rename(moved) if is_moved else shutil.rmtree(folder, ignore_errors=True)
-        if is_made_anew:
-            fresh(place, folder)
-        replaced.set()
-        thread.join()
-        count.struck += bool(refused)
-        count.check(not wrong, f"{wrong} were acknowledged, and are nowhere")
-        if is_made_anew:
-            with lock_for_serving(folder):  # a second server
-                second = opened(folder)
-                write(second, "second")
-                version = current_version(folder)
-                first.save()
-                count.check(not asyncio.run(first.refresh()), "the first server loads what it does not lock")
-                count.check(current_version(folder) == version, "the first server saved to the new folder")
-                second.save()
-                second.writer.journal.close()
-            count.check("second#0" in served_by_a_restart(folder), "a change of the second server is lost")
-        else:
-            first.save()
-            count.check(not folder.exists(), f"the folder is there again: {[*folder.rglob('*')]}")
-        first.writer.journal.close()
-        if is_moved:
-            lost = set(acknowledged) - served_by_a_restart(moved)
-            count.check(not lost, f"{sorted(lost)} are lost")
-        count.rounds += 1
 
 
 # What clients and files can make a server do
@@ -551,35 +383,6 @@ def unknown_filter_keys(place, rounds, rng, count):
     )
 
 
-@trial
-def replayed_uploads(place, rounds, rng, count):
-    """Uploads are replayed after a crash, one of them replaced by an image that is too large to decode."""
-    decode = Image.open
-    while count.rounds < rounds:
-        folder = Path(tempfile.mkdtemp(dir=place)) / "model"
-        fresh(place, folder)
-        shelf = opened(folder)
-        names = ["first", "second", "third"]
-        for name, colour in zip(names, ("red", "green", "blue"), strict=True):
-            write(shelf, name, colour)
-        shelf.writer.journal.close()  # and a power cut
-        bad = rng.choice(names)
-        entry = next(entry for entry in shelf.writer.journal.entries if entry.id == bad)
-        Image.new("1", (7000, 7000)).save(folder / "uploads" / entry.file, "PNG")  # 49 megapixels, a few kB
-        here = []
-        Image.open = lambda *args, here=here, **options: here.append(args) or decode(*args, **options)
-        try:
-            now = served_by_a_restart(folder)
-        finally:
-            Image.open = decode
-        count.check(not here, "an upload was decoded by the server itself")
-        count.check(now >= {*names} - {bad}, "an upload is lost")
-        count.struck += bad not in now
-        kept = [entry.id for entry in read_entries(folder / "journal.jsonl")[0]]
-        count.check(kept == names, f"the journal has {kept}")
-        count.rounds += 1
-
-
 # Files of others, links and pipes in a model folder
 
 
@@ -600,14 +403,14 @@ def random_name(rng):
     """A name that a user might give, or that looks like one of ours."""
     numbered = f"{rng.randrange(10**6):06d}-{rng.randrange(16**8):08x}"
     hashed = f"{rng.randrange(16**64):064x}"
-    plain = ["notes.txt", "thesis.tex", "Über uns.md", "a b.csv", ".hidden", "config.json", "items.jsonl"]
+    plain = ["notes.txt", "thesis.tex", "Über uns.md", "a b.csv", ".hidden", "config.json", "x.search"]
     return rng.choice([*plain, numbered, hashed, f".README.md.{hashed[:12]}", f"{hashed}.wav"])
 
 
 def user_files(rng, folder):
     """Write some files of a user into a folder, at places that we use too; return them."""
     version = find_version(folder)
-    places = ["", "", "versions", "versions/2023", "uploads", "uploads/album", "src"]
+    places = ["", "", "versions", "versions/2023", "rows", "rows/2023", "uploads", "uploads/album", "src"]
     if version is not None:
         places += [
             f"versions/{version.id}",
@@ -637,17 +440,11 @@ def find_version(folder):
 
 def serve_and_stop(rng, folder):
     """Serve a folder with changes: an image that stays, one that is removed again, and a caption."""
-    with lock_for_serving(folder):
-        shelf = opened(folder)
-        try:
-            number = rng.randrange(10**9)
-            write(shelf, f"kept-{number}", tuple(rng.randbytes(3)))
-            write(shelf, f"removed-{number}", tuple(rng.randbytes(3)))
-            write(shelf, f"caption-{number}")
-            shelf.writer.remove(shelf.current.retriever, f"removed-{number}")
-            shelf.save()
-        finally:
-            shelf.writer.journal.close()
+    shelf, number = opened(folder), rng.randrange(10**9)
+    write(shelf, f"kept-{number}", tuple(rng.randbytes(3)))
+    write(shelf, f"removed-{number}", tuple(rng.randbytes(3)))
+    write(shelf, f"caption-{number}")
+    shelf.writer.remove(shelf.current.retriever, f"removed-{number}")
 
 
 def run_command(*arguments):
@@ -665,7 +462,6 @@ def refit(folder, rng):
     texts = retriever.encoders.encode_texts(SENTENCES[:2])
     retriever.add(rows, texts, ids=[f"pair-{number}-{i}" for i in range(2)])
     retriever.refit()
-    retriever.save(folder)
 
 
 def commands(place, folder, rng):
@@ -684,7 +480,7 @@ def commands(place, folder, rng):
         "remove": lambda: run_command("remove", folder, next(iter(ids(load(folder))))),
         "refit": lambda: refit(folder, rng),
         "export": lambda: load(folder).export_onnx(folder / "p.onnx", view="text", task="search"),
-        "save": lambda: load(folder).save(folder),
+        "compact": lambda: load(folder).store.compact(),
         "serve": partial(serve_and_stop, rng, folder),
     }
 
@@ -727,14 +523,15 @@ def links_and_pipes(place, rounds, rng, count):
         folder, elsewhere = root / "model", root / "elsewhere"
         root.mkdir()
         fresh(place, folder)
-        serve_and_stop(rng, folder)  # makes the journal and the uploads
+        serve_and_stop(rng, folder)  # makes the uploads
         known = commands(place, folder, rng)
         elsewhere.mkdir()
         for name in ("photos/holiday.jpg", "work/2023/thesis.tex", "file.txt", "versions/mine/a"):
             (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
             (elsewhere / name).write_text(f"mine: {name}")
         version = f"versions/{current_version(folder).id}"
-        names = ["uploads", "versions", "journal.jsonl", "current.json", ".lock", ".server.lock", version]
+        rows = [f"rows/{path.name}" for path in (folder / "rows").iterdir()]
+        names = ["uploads", "versions", "rows", "items.sqlite", "items.sqlite-wal", version, *rows]
         inner = [path.relative_to(folder).as_posix() for path in (folder / version).rglob("*")]
         upload = f"uploads/{next(iter(sorted((folder / 'uploads').iterdir()))).name}"
         for name in rng.sample([*names, *names, upload, "README.md", *inner], rng.choice([1, 1, 2])):
@@ -850,53 +647,94 @@ def many_captions(place, rounds, rng, count):
 # Processes that are killed, disks that are full
 
 
-def killed_at(name, look):
-    """Make a trial: a command goes on until its process is killed; ``look(folder)`` must hold afterwards.
+def list_changes(folder, change, rng):
+    """Change a folder again and again; yield what is there and what is not, each time a call has returned."""
+    retriever = load(folder)
+    for number in range(10**9):
+        name = f"{change}-{rng.randrange(10**9)}"
+        if change == "fit":
+            make_model(1, name).save(folder)
+            yield "+", f"{name}-0"
+            continue
+        retriever.add(captions=["a red dog runs"] * 3, caption_ids=[name, f"{name}b", f"{name}c"])
+        yield "+", f"{name}b"
+        if change in ("remove", "compact"):
+            retriever.remove([name, f"{name}c"])
+            yield "-", name
+        if change == "compact":
+            retriever.store.compact()
+        if change == "refit" and number % 2:
+            rows = np.random.default_rng(number).normal(size=(2, 48)).astype(np.float32)
+            texts = retriever.encoders.encode_texts(SENTENCES[:2])
+            retriever.add(rows, texts, ids=[f"{name} x", f"{name} y"])
+            retriever.refit()
+            yield "+", f"{name} x"
+
+
+def killed_while(change):
+    """Make a trial: a process changes a folder until it is killed; what was acknowledged is as it was said.
 
     In every other round the kill comes at any time, in the others when something is half written.
     """
 
-    def list_written(folder):
-        versions = folder / "versions"
-        return [*folder.glob(".*.diptych-*"), *(versions.iterdir() if versions.is_dir() else ())]
-
     def killed(place, rounds, rng, count):
         folder = place / "model"
         fresh(place, folder)
-        seconds = 0.05
+        there, gone = set(), set()
+
+        def is_half_written():
+            names = [path.name for path in (folder / "versions").iterdir()]
+            return len(names) > 1 or len(list((folder / "rows").iterdir())) > 4
+
         while count.rounds < rounds:
+            log = place / f"acknowledged-{count.rounds}"
 
-            def forever(ready):
-                sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-                ready()
-                while True:
-                    commands(place, folder, rng)[name]()
-                    ready()
+            def work(ready, log=log, seed=count.rounds):
+                with open(log, "a", buffering=1) as file:
+                    for sign, name in list_changes(folder, change, random.Random(f"{change} {seed}")):
+                        file.write(f"{sign}{name}\n")
+                        ready()
 
-            child, reader = in_child(forever)
+            child, reader = in_child(work)
             os.read(reader, 1)
-            start = time.monotonic()
-            if count.rounds % 4 == 0:  # how long one takes here, now
-                os.read(reader, 1)
-                seconds = time.monotonic() - start
-            if count.rounds % 2:
-                latest = start + 10 * seconds + 1
-                while len(list_written(folder)) < 2 and time.monotonic() < latest:
+            latest = time.monotonic() + 5
+            if count.rounds % 2 and change in ("refit", "compact", "fit"):
+                while not is_half_written() and time.monotonic() < latest:
                     pass
             else:
-                time.sleep(rng.uniform(0, 1.5 * seconds))
+                time.sleep(rng.uniform(0, 0.3))
             end(child, reader, signal.SIGKILL)
-            count.struck += len(list_written(folder)) > 1
+            lines = log.read_text().splitlines() if log.exists() else []
+            added = {line[1:] for line in lines if line.startswith("+")}
+            there, gone = (
+                (added if change == "fit" else there | added),
+                gone | {line[1:] for line in lines if line.startswith("-")},
+            )
+            count.struck += bool(lines)
             try:
-                look(folder)
+                retriever = load(folder)
+                now = ids(retriever)
+                if change == "fit":  # the last one, or the one that was written when the kill came
+                    count.check(len(now) == 96, f"{len(now)} items")
+                else:
+                    count.check(there <= now, f"lost: {sorted(there - now)[:5]}")
+                    count.check(not gone & now, f"there again: {sorted(gone & now)[:5]}")
+                count.check(
+                    len(retriever.annotate(np.linspace(-1, 1, 48), k=10**6))
+                    == len(now) - 48 - sum(name.endswith((" x", " y")) for name in now),
+                    "an item without a vector",
+                )
             except Exception as error:
                 count.check(False, repr(error))
             count.rounds += 1
-        commands(place, folder, rng)[name]()
-        count.check(not list(folder.glob(".*.diptych-*")), "a temporary file is left over")
-        count.check(len(list((folder / "versions").iterdir())) == 1, "a version is left over")
+        refit(folder, rng)
+        count.check(not is_half_written(), "a file is left over")
 
     return killed
+
+
+for change in ("add", "remove", "refit", "compact", "fit"):
+    TRIALS[f"killed_while_{change}"] = killed_while(change)
 
 
 def look(folder):
@@ -904,19 +742,6 @@ def look(folder):
     retriever = load(folder)
     assert len(retriever.search("a red dog runs", k=5)) == 5
     assert {"item-1", "item-47"} <= ids(retriever)
-
-
-def look_at_fitted(folder):
-    """A folder has one of the models that were fitted, whole."""
-    query = np.linspace(-1, 1, 48)
-    assert load(folder).annotate(query, k=48) in [make_model(seed).annotate(query, k=48) for seed in range(3)]
-
-
-TRIALS["killed_saving"] = killed_at("save", look)
-TRIALS["killed_adding"] = killed_at("add", look)
-TRIALS["killed_refitting"] = killed_at("refit", look)
-TRIALS["killed_exporting"] = killed_at("export", look)
-TRIALS["killed_fitting"] = killed_at("fit in Python", look_at_fitted)
 
 
 @trial
@@ -947,34 +772,34 @@ def killed_encoding(place, rounds, rng, count):
 
 @trial
 def full_disk(place, rounds, rng, count):
-    """No file can grow beyond some size: a save fails with one error, and the model is as it was."""
-    import resource
-
+    """No file can grow beyond some size: an addition or refit fails with one error, and nothing changes."""
     folder = place / "model"
     fresh(place, folder)
-    largest = (current_version(folder).path / "features.safetensors").stat().st_size
+    largest = max(path.stat().st_size for path in (folder / "rows").iterdir())
     while count.rounds < rounds:
-        limit, before = rng.randrange(1, int(1.5 * largest)), current_version(folder)
+        limit, before = rng.randrange(1, int(1.5 * largest)), ids(load(folder))
+        refits = rng.random() < 0.5
 
-        def save(ready, limit=limit):
+        def change(ready, limit=limit, refits=refits):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             retriever = load(folder)
-            retriever.add(captions=["a red dog runs"] * 20)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             try:
-                retriever.save(folder)
+                retriever.refit() if refits else retriever.add(captions=["a red dog runs"] * 20)
             except OSError as error:
                 os._exit(3 if str(folder) in str(error) else 4)
 
-        code = end(*in_child(save))
+        code = end(*in_child(change))
         count.check(code in (0, 3), "an error that names no file" if code == 4 else f"exit code {code}")
         count.struck += code == 3
-        count.check(code == 0 or current_version(folder) == before, "the pointer moved")
-        count.check(len(list((folder / "versions").iterdir())) == 1, "a version is left over")
+        count.check(code == 0 or ids(load(folder)) == before, "other items")
         look(folder)
         if code == 0:
             fresh(place, folder)
         count.rounds += 1
+    add(folder, "after")
+    refit(folder, rng)
+    count.check(len(list((folder / "versions").iterdir())) == 1, "a version is left over")
 
 
 @trial
@@ -1006,9 +831,9 @@ def read_only_disk(place, rounds, rng, count):
             path.chmod(0o755)
 
 
-LEAST = {"loads_beside_saves": 200, "awcca_loads_beside_saves": 200}
+LEAST = {"loads_beside_saves": 100, "awcca_loads_beside_saves": 200, "writers_and_readers": 400}
 """Rounds of what is quick."""
-MANY = {"loads_beside_saves": 1000, "two_writers": 200, "stopped_while_a_version_loads": 50}
+MANY = {"loads_beside_saves": 1000, "writers_and_readers": 8000}
 """Rounds in a long run, where the number matters."""
 
 

@@ -4,7 +4,9 @@ Models of a released format are never written again: they show that new code sti
 """
 
 import json
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +60,10 @@ def make_retriever(folder):
         metadata={"3": {"colour": "red"}},
         model=AWCCA(params=(1.0, 1.0)),
     )
-    retriever.add(x[:1] + 0.5, y[:1], ids=["new"], texts=["a red dog runs"])
     retriever.save(folder)
+    retriever.add(x[:1] + 0.5, y[:1], ids=["new"], texts=["a red dog runs"])
+    retriever.remove("7")
+    retriever.store.close()
 
 
 def answer_awcca(folder):
@@ -114,7 +118,10 @@ def main(place):
     for name, (make, answer) in KINDS.items():
         make(place / name)
         (place / name / LOCK).unlink(missing_ok=True)
-        (place / f"{name}.json").write_text(json.dumps(answer(place / name), indent=1) + "\n", "utf-8")
+        with tempfile.TemporaryDirectory() as scratch:  # an answer may change the model
+            shutil.copytree(place / name, Path(scratch) / name)
+            answers = answer(Path(scratch) / name)
+        (place / f"{name}.json").write_text(json.dumps(answers, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

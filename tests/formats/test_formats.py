@@ -42,5 +42,5 @@ def test_a_saved_model_answers_as_it_did(folder, kind, tmp_path):
     compare(KINDS[kind][1](tmp_path / kind), json.loads((folder / f"{kind}.json").read_text("utf-8")))
 
 
-def test_there_are_models_of_every_format():
-    assert sorted(int(folder.name) for folder in FOLDERS) == list(range(1, FORMAT_VERSION + 1))
+def test_there_are_models_of_every_format_that_is_read():
+    assert [folder.name for folder in FOLDERS] == [str(FORMAT_VERSION)]

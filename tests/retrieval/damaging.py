@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import sys
 import traceback
 import warnings
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from diptych import InputError, Retriever
 from diptych._persistence import read_tensors, write_tensors
 from diptych.retrieval import Hits
-from saved_files import files_of, places, seal
+from saved_files import execute, files_of, places, seal
 
 NUMBERS = [0, 1, -1, 7, 2**31, 10**9, 2**63, -(2**70), 10**40, 0.5, 1e308, -1e308]
 TEXTS = ["", "x", "²", "1", "hnsw", "float16", "hkse", "pyramid", "../../etc/passwd", "/etc/passwd", "\ud800"]
@@ -95,32 +96,31 @@ def change_numbers(path, rng):
     write_tensors(path, arrays)
 
 
-def change_items(path, rng):
-    """Lines that are doubled, swapped, lost, or no items; ids that climb out or occur twice."""
-    lines = path.read_text("utf-8").splitlines()
-    one, other = rng.sample(range(len(lines)), 2)
-    way = rng.choice(["double", "swap", "lose", "more", "field", "field", "id", "break", "deep", "long"])
-    if way == "double":
-        lines[one] = lines[other]
-    elif way == "swap":
-        lines[one], lines[other] = lines[other], lines[one]
-    elif way == "lose":
-        del lines[one]
-    elif way == "more":
-        lines.append(lines[one])
-    elif way == "field":
-        lines[one] = json.dumps(change_json(json.loads(lines[one]), rng))
-    elif way == "id":
-        lines[one] = json.dumps(
-            {**json.loads(lines[one]), "id": rng.choice(["../../x", "/etc/passwd", "", "\ud800"])}
-        )
-    else:
-        lines[one] = {
-            "break": lines[one][:-3],
-            "deep": "[" * 50_000,
-            "long": '{"id": "' + "x" * 2**21 + '"}',
-        }[way]
-    path.write_text("\n".join(lines) + "\n", "utf-8")
+def change_items(folder, rng):
+    """Rows of the database with other values, lost or added; tables that are dropped."""
+    value = rng.choice([None, -1, 0, 2**62, 0.5, "", "x", "../../x", b"\xff", "[" * 9999, "x" * 2**21, "{}"])
+    key = f"(SELECT key FROM items ORDER BY key LIMIT 1 OFFSET {rng.randrange(40)})"
+    columns = ["key", "row", "id", "item"]
+    statement, values = rng.choice(
+        [
+            (f"UPDATE items SET {rng.choice(columns)} = ? WHERE key = {key}", [value]),
+            (f"UPDATE items SET {rng.choice(columns)} = ?", [value]),
+            (f"DELETE FROM items WHERE key = {key}", []),
+            (f"INSERT INTO changes (key) VALUES ({key})", []),
+            (f"UPDATE current SET {rng.choice(['version', 'sha256', 'contents'])} = ?", [value]),
+            (f"DROP TABLE {rng.choice(['items', 'changes', 'current'])}", []),
+        ]
+    )
+    if rng.random() < 0.4:
+        ((item,),) = execute(folder, f"SELECT item FROM items WHERE key = {key}")
+        changed = json.dumps(change_json(json.loads(item), rng))
+        statement, values = f"UPDATE items SET item = ? WHERE key = {key}", [changed]
+    elif rng.random() < 0.4:
+        ((contents,),) = execute(folder, "SELECT contents FROM current")
+        layout = json.dumps(change_json(json.loads(contents), rng))
+        statement, values = "UPDATE current SET contents = ?", [layout]
+    with suppress(sqlite3.Error):
+        execute(folder, statement, *values)
 
 
 def change_files(folder, files, rng):
@@ -170,18 +170,20 @@ def damage(folder, rng):
                 tensors = [path for path in files if path.suffix == ".safetensors"]
                 change_numbers(rng.choice(tensors), rng)
             elif way == "items":
-                if not (version / "items.jsonl").is_symlink():
-                    change_items(version / "items.jsonl", rng)
+                if not (folder / "items.sqlite").is_symlink():
+                    change_items(folder, rng)
             else:
                 change_files(version, files, rng)
-        except (OSError, ValueError, IndexError, RecursionError):
+        except (OSError, ValueError, IndexError, RecursionError, sqlite3.Error):
             pass  # damaged beyond being damaged further
         if any(path.is_fifo() for path in folder.rglob("*")):
             return  # reading it again would wait for ever
     if rng.random() < 0.6:
         # It may be damaged beyond that.
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            if not (version / "config.json").is_symlink():
+        with suppress(
+            *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, sqlite3.Error)
+        ):
+            if not (version / "config.json").is_symlink() and not (folder / "items.sqlite").is_symlink():
                 seal(folder)
 
 

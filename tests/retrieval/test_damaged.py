@@ -123,12 +123,19 @@ def test_a_wrong_value_anywhere_in_the_database_is_refused_when_it_is_read(make,
     changes += [("current", "contents", value) for value in (b"\0", 5, "", "{", "[]")]
     changes += [("current", "version", value) for value in (None, 5, "", "../../x", "000001-01234567")]
     changes += [("current", "sha256", value) for value in (b"0", "0")]
-    columns = ("row", "id", "view", "path", "text", "image", "metadata")
-    changes += [("items", column, b"x") for column in columns]
-    changes += [("items", "view", value) for value in (None, 5.5, "else", "image")]
-    changes += [("items", "row", value) for value in (-1, 7, 10**9, "x", 2**62)]
-    changes += [("items", "metadata", value) for value in ("[", "[1]", "5", '{"a": 1e999}', "[" * 50_000)]
-    changes += [("items", "upload", value) for value in ("../../etc/passwd", 5)]
+    ((item,),) = execute(tmp_path / "model", "SELECT item FROM items WHERE key = 179")
+    item = json.loads(item)
+    for place, values in {
+        **dict.fromkeys([("id",), ("text",), ("image",), ("path",)], (5, [], {})),
+        ("view",): (None, 5, "else", "image"),
+        ("metadata",): (None, [], 5, {"n": 2**63}),
+        ("upload",): ("../../etc/passwd", 5, None),
+        ("colour",): ("red",),
+    }.items():
+        changes += [("items", "item", json.dumps({**item, place[0]: value})) for value in values]
+    changes += [("items", "item", value) for value in (b"\xff", 5, "", "[1]", "[" * 50_000)]
+    changes += [("items", "item", '{"id": "a", "view": "text", "metadata": {"n": NaN}}')]
+    changes += [("items", "row", value) for value in (-1, 7, 10**9, "x", 2**62, b"0", 0.5)]
     assert len(changes) > 80
     for number, (table, column, value) in enumerate(changes):
         folder = tmp_path / str(number)
@@ -150,12 +157,12 @@ def test_a_wrong_value_anywhere_in_the_database_is_refused_when_it_is_read(make,
         "CREATE TRIGGER t AFTER INSERT ON items BEGIN DELETE FROM items; END",
         "CREATE VIEW endless AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n",
         "ALTER TABLE items ADD COLUMN more TEXT",
-        "CREATE INDEX more ON items (text)",
-        "DROP TABLE removals",
+        "CREATE INDEX more ON items (item)",
+        "DROP TABLE changes",
         "PRAGMA application_id = 5",
         "PRAGMA user_version = 99",
         "DELETE FROM current",
-        "INSERT INTO items (key, row, id, view) VALUES (999, 0, 'x', 'image')",
+        """INSERT INTO items VALUES (999, 0, 'x', '{"id": "x", "view": "image"}')""",
     ],
 )
 def test_a_database_with_other_tables_or_rows_is_refused(make, tmp_path, statement):

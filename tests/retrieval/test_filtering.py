@@ -366,7 +366,8 @@ def test_integers_in_metadata_have_64_bits(make, value):
 def test_a_stored_integer_of_more_than_64_bits_is_refused(make, tmp_path):
     made = make(metadata={"0": {"n": 2**63 - 1}})
     made.retriever.save(tmp_path / "model")
-    execute(tmp_path / "model", "UPDATE items SET metadata = ? WHERE key = 0", json.dumps({"n": 2**63}))
+    item = json.dumps({"id": "0", "view": "image", "metadata": {"n": 2**63}})
+    execute(tmp_path / "model", "UPDATE items SET item = ? WHERE key = 0", item)
     with pytest.raises(InputError, match="items.sqlite holds what is not an item"):
         Retriever.load(tmp_path / "model")
 

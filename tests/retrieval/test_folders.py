@@ -11,9 +11,9 @@ import pytest
 
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import UnavailableError
-from diptych._database import FILE, MovedError
+from diptych._database import FILE, Database, MovedError
 from diptych._model_folder import current_version
-from diptych.retrieval.stores import _folder
+from diptych.retrieval.stores import _files, _folder
 from diptych.retrieval.stores._folder import FolderStore
 from saved_files import execute, files_of, save_without_features
 
@@ -128,13 +128,13 @@ class TestSharing:
         def full(*args):
             raise OSError(28, "No space left on device")
 
-        for name in ("_write_layout", "open_rows", "_insert"):
+        for name in ("write_layout", "open_rows", "insert_items"):
             with monkeypatch.context() as patched:
                 patched.setattr(_folder, name, full)
                 with pytest.raises(OSError, match="No space"):
                     add(mine, made, "new")
         with monkeypatch.context() as patched:
-            patched.setattr(_folder, "flush_version", full)
+            patched.setattr(_files, "write_files", full)
             with pytest.raises(OSError, match="No space"):
                 mine.refit()
         assert mine.item("new") is None
@@ -248,7 +248,7 @@ class TestFiles:
         assert sum(path.stat().st_size for path in (folder / "rows").iterdir()) == size
         mine.remove([f"more {i}" for i in range(5, 60)])
         assert sum(path.stat().st_size for path in (folder / "rows").iterdir()) < size / 2
-        assert execute(folder, "SELECT count(*) FROM removals") == [(0,)]
+        assert execute(folder, "SELECT count(*) FROM changes") == [(0,)]
         for retriever in (other, mine, made.retriever):
             add(retriever, made, f"by {id(retriever)}")
         loaded = Retriever.load(folder, mmap=mmap)
@@ -269,8 +269,8 @@ class TestFiles:
             def end(*args):
                 os._exit(9)
 
-            monkeypatch.setattr(_folder, "_write_layout", end)  # the last step of an addition
-            monkeypatch.setattr(_folder, "flush_folder", end)  # one of the last of a new version
+            monkeypatch.setattr(_folder, "write_layout", end)  # the last step of an addition
+            monkeypatch.setattr(_files, "flush_folder", end)  # one of the last of a new version
             if what == "add":
                 add(retriever, made, "lost")
             elif what == "remove":
@@ -295,7 +295,7 @@ class TestFiles:
 
     def test_a_first_save_that_was_killed_leaves_a_folder_that_can_be_saved_to(self, made, tmp_path):
         for number, prepare in enumerate(
-            (lambda path: (path / FILE).touch(), lambda path: _folder.Database(path, create=True))
+            (lambda path: (path / FILE).touch(), lambda path: Database(path, create=True))
         ):
             (folder := tmp_path / str(number)).mkdir()
             prepare(folder)
@@ -383,7 +383,7 @@ class TestFilesOfOthers:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(_folder, "_show", kill)
+            patched.setattr(_files, "_show", kill)
             with pytest.raises(KeyboardInterrupt):
                 Retriever.load(folder).refit()
         assert (folder / "README.md").read_text() != (files_of(folder) / "README.md").read_text()
@@ -402,7 +402,7 @@ class TestFilesOfOthers:
         FolderStore.write(
             folder,
             retriever.store.resident,
-            lambda path: (path / "config.json").write_text(str(fitted.facts)),
+            lambda path: (path / "config.json").write_text("{}"),
         )
         self.check(tmp_path, "mine.txt", "model/mine.txt")
 

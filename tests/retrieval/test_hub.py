@@ -18,7 +18,7 @@ from diptych._database import FILE
 from diptych._persistence import CONFIG, write_config
 from diptych.data import read_pairs
 from diptych.retrieval._folder import KIND, AddressConfig
-from diptych.retrieval.stores._folder import clear_items, write_version
+from diptych.retrieval.stores._files import clear_items, write_folder
 from diptych.scenes import make_scenes
 from example_files import write_network
 from hub_server import HubServer, Repository
@@ -409,7 +409,7 @@ def test_no_database_is_opened_for_a_published_model(tmp_path):
         listener.settimeout(0.2)
         port = listener.getsockname()[1]
         config = AddressConfig(f"postgresql://eve@127.0.0.1:{port}/trap")
-        write_version(
+        write_folder(
             tmp_path / "model",
             lambda connection, name: clear_items(connection),
             lambda path: write_config(path, KIND, config),

@@ -219,7 +219,8 @@ def test_numbers_that_json_lacks_are_refused_when_read(make_client, copied_folde
     edit_config(copied_folder, facts={**facts, "odd": float("inf")})
     with pytest.raises(InputError, match="config.json is not valid JSON"):
         make_client(copied_folder)
-    execute(copied_folder, "UPDATE items SET metadata = ? WHERE key = 3", '{"weight": NaN}')
+    item = '{"id": "3", "view": "image", "metadata": {"weight": NaN}}'
+    execute(copied_folder, "UPDATE items SET item = ? WHERE key = 3", item)
     with pytest.raises(InputError, match="holds what is not an item"):
         Retriever.load(copied_folder)
 

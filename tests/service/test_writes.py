@@ -119,7 +119,7 @@ def full(*args):
 
 def test_nothing_changes_on_a_full_disk(make_client, copied_folder, easy, monkeypatch):
     client = make_client(copied_folder, writable=True)
-    monkeypatch.setattr(_folder, "_write_layout", full)
+    monkeypatch.setattr(_folder, "write_layout", full)
     monkeypatch.setattr(MemoryStore, "keys_to_remove", full)
     assert problem(client.post("/v1/items", json={"captions": ["a star"], "id": "lost"})) == (507, "disk")
     assert client.get("/v1/items/lost%230").status_code == 404
@@ -138,7 +138,7 @@ def test_an_upload_that_is_refused_leaves_no_file(make_client, copied_folder, mo
         def fail(*args, error=error):
             raise error
 
-        monkeypatch.setattr(_folder, "_write_layout", fail)
+        monkeypatch.setattr(_folder, "write_layout", fail)
         for colour in ("green", "red"):  # the second is also the file of another item
             answer = client.post("/v1/items", files={"image": png(colour)}, data={"id": "refused"})
             assert answer.status_code == status

@@ -66,7 +66,7 @@ def demo(
 
 def _check_out(out: Path) -> None:
     """Refuse a folder in which a file of somebody else would be replaced."""
-    from diptych.retrieval.stores._folder import check_writable
+    from diptych.retrieval.stores._files import check_writable
     from diptych.scenes import TABLE
 
     for name in ("model", "best"):

@@ -138,7 +138,7 @@ def fit(
     from diptych.data._feature_store import remove_store
     from diptych.encoders import HKSE
     from diptych.retrieval import Retriever
-    from diptych.retrieval.stores._folder import check_writable
+    from diptych.retrieval.stores._files import check_writable
 
     start = time.perf_counter()
     library = _open_library(out, encoders, device)

@@ -282,7 +282,7 @@ def pull(
     Example: `diptych pull ada/beaches --out beaches`
     """
     from diptych.retrieval import Retriever
-    from diptych.retrieval.stores._folder import check_writable
+    from diptych.retrieval.stores._files import check_writable
 
     hide_library_bars(run.silent)
     check_writable(out)

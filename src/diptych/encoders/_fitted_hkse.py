@@ -16,7 +16,7 @@ import numpy as np
 
 from diptych._arrays import Array, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_choice, check_count, import_package, missing_package_error
-from diptych._model_folder import Version, new_version, read_current
+from diptych._model_folder import Version, read_current, write_version
 from diptych._persistence import (
     TENSORS,
     Schema,
@@ -196,8 +196,7 @@ class FittedHKSE:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder, as safetensors and JSON, atomically."""
         self._check_fitted()
-        with new_version(folder, KIND) as path:
-            write_hkse(self, path)
+        write_version(folder, KIND, lambda path: write_hkse(self, path))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None) -> Self:

@@ -27,7 +27,7 @@ from diptych.report._card import (
 )
 from diptych.retrieval._calibration import describe_calibration
 from diptych.retrieval._items import VIEWS
-from diptych.retrieval.stores._folder import FOR_PEOPLE, ROWS
+from diptych.retrieval.stores._files import FOR_PEOPLE, ROWS
 
 if TYPE_CHECKING:
     from diptych.retrieval._searcher import Searcher

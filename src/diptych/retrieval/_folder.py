@@ -54,15 +54,14 @@ from diptych.retrieval._items import SIDES, VIEWS, View, strip_paths
 from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
-from diptych.retrieval.stores._folder import (
-    FolderStore,
-    Reading,
+from diptych.retrieval.stores._files import (
     check_version,
     check_writable,
     clear_items,
     has_items,
-    write_version,
+    write_folder,
 )
+from diptych.retrieval.stores._folder import FolderStore, Reading
 from diptych.retrieval.stores._memory import ItemTable, MemoryStore
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
             write_card(searcher, keep, path, place.name)
             write_config(path, KIND, AddressConfig(store.address))
 
-        write_version(place, lambda connection, name: clear_items(connection), write_address)
+        write_folder(place, lambda connection, name: clear_items(connection), write_address)
         return
     written = FolderStore.write(
         place, _snapshot(store), lambda path: write_model(path, searcher, keep, place=place)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, overload
 
 import msgspec
+import numpy as np
 
 from diptych._checks import (
     QUERY_VIEW,
@@ -29,6 +30,7 @@ from diptych._checks import (
 from diptych._persistence import Schema
 from diptych.data._files import contained_path
 
+Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 View: TypeAlias = Literal["image", "text"]
 VIEWS: tuple[View, ...] = ("image", "text")
 
@@ -55,7 +57,7 @@ UPLOADS = "uploads"
 _SHOWN_HITS, _SHOWN_LETTERS, _SHOWN_PIXELS = 50, 300, 50_000_000  # in a notebook
 
 MAX_CHARACTERS = 2**20
-"""Of the text, paths and metadata of one stored item."""
+"""Of one stored item as JSON."""
 
 
 @dataclass(frozen=True)
@@ -277,28 +279,18 @@ UPLOAD_NAME = r"\A[0-9a-f]{64}-[0-9a-f]{8}(\.[0-9a-z]{1,10})?\Z"
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Value: TypeAlias = str | Integer | float | bool | dict[str, Any] | None
 """What filters compare of metadata; they look into no dict, and into lists of these."""
-Attributes: TypeAlias = dict[str, Value | list[Value | list[Any]]]
 
 
-class StoredItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """An item as a row of a table; ``upload`` is the name of an upload in the model folder.
+class StoredItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An item as JSON in a row of the database; ``upload`` is the name of an upload in the model folder."""
 
-    ``row`` is the place of its vector and its features in their files.
-    """
-
-    key: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-    row: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     id: str
     view: View
-    path: str | None
-    text: str | None
-    image: str | None
-    upload: Annotated[str, msgspec.Meta(pattern=UPLOAD_NAME)] | None
-    metadata: Attributes = {}
-
-
-COLUMNS = ", ".join(StoredItem.__struct_fields__)
-"""The columns of the table of items."""
+    path: str | None = None
+    text: str | None = None
+    image: str | None = None
+    metadata: dict[str, Value | list[Value | list[Any]]] = {}
+    upload: Annotated[str, msgspec.Meta(pattern=UPLOAD_NAME)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class PlacesConfig(Schema, frozen=True):
@@ -351,28 +343,28 @@ class Places:
         except ValueError:  # on another drive
             return PlacesConfig(real, real)
 
-    def pack(self, key: int, row: int, item: Item) -> tuple[Any, ...]:
-        """Return the row of the table that an item is stored as."""
-        metadata = _encode(item.metadata) if item.metadata else None
-        length = sum(map(len, filter(None, (item.id, item.path, item.text, item.image, metadata))))
-        if length > MAX_CHARACTERS:
-            raise InputError(
-                f"the item {item.id[:60]!r} takes {length} characters to write; at most {MAX_CHARACTERS} "
-                "can be read again. Remove it, or shorten its text or metadata."
-            )
-        path, upload = item.path, None
-        if path is not None:
-            folder, name = os.path.split(path)
+    def pack(self, item: Item) -> str:
+        """Return what is stored of an item, as JSON."""
+        stored = item.to_json()
+        if item.path is not None:
+            folder, name = os.path.split(item.path)
             if folder == str(self.folder / UPLOADS) and re.match(UPLOAD_NAME, name):
-                path, upload = None, name
-            elif self.images is not None and path.startswith(start := os.path.join(self.images, "")):
-                path = path[len(start) :]
-        return key, row, item.id, item.view, path, item.text, item.image, upload, metadata
+                del stored["path"]
+                stored["upload"] = name
+            elif self.images is not None and item.path.startswith(start := os.path.join(self.images, "")):
+                stored["path"] = item.path[len(start) :]
+        packed = _encode(stored)
+        if len(packed) > MAX_CHARACTERS:
+            raise InputError(
+                f"the item {item.id[:60]!r} takes {len(packed)} characters to write; at most "
+                f"{MAX_CHARACTERS} can be read again. Remove it, or shorten its text or metadata."
+            )
+        return packed
 
     def unpack(self, stored: StoredItem) -> Item:
         """Return the item that ``pack`` packed."""
         path = stored.path
-        if stored.upload is not None:
+        if stored.upload is not msgspec.UNSET:
             path = str(self.folder / UPLOADS / stored.upload)
         elif self.images is not None and path is not None:
             path = os.path.join(self.images, path)
@@ -426,16 +418,26 @@ def file_name(name: str) -> str:
     return name
 
 
-def parse_items(rows: Iterable[tuple[Any, ...]], source: Path) -> list[StoredItem]:
-    """Return the items that ``Places.pack`` packed; anything else in a file is an ``InputError``."""
+def parse_items(
+    rows: Iterator[tuple[int, int, str]], source: Path
+) -> tuple[list[StoredItem], Integers, Integers]:
+    """Return items with their keys and rows, all ascending; anything else in a file is an ``InputError``."""
+    items: list[StoredItem] = []
+    numbers = [np.empty((0, 2), np.int64)]
     try:
-        return msgspec.convert(
-            [(*row, _decode(metadata)) if metadata is not None else row for *row, metadata in rows],
-            list[StoredItem],
-        )
-    except (ValueError, TypeError, RecursionError) as error:
+        # Few at a time: the garbage collector would visit all tuples again and again.
+        while some := list(islice(rows, _PARSED)):
+            keys, places, packed = zip(*some, strict=True)
+            numbers.append(np.array([keys, places]).T)
+            items += map(_decode, packed)
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise InputError(f"{source} holds what is not an item ({error}); restore the file.") from None
+    joined = np.concatenate(numbers)
+    if joined.dtype != np.int64 or (len(joined) and joined.min() < 0):
+        raise InputError(f"{source} holds an item without a row; restore the file.")
+    return items, joined[:, 0].copy(), joined[:, 1].copy()
 
 
-_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for every item
-_decode = msgspec.json.Decoder(Attributes).decode
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode  # json.dumps would make one each time
+_decode = msgspec.json.Decoder(StoredItem).decode
+_PARSED = 10_000

@@ -16,7 +16,7 @@ from diptych._model_folder import VERSIONS
 from diptych._persistence import CONFIG, MAX_JSON_BYTES, library_version, read_entries, real_folder
 from diptych.data._files import explain_hub_errors
 from diptych.retrieval._folder import MODEL_FILES, save_published
-from diptych.retrieval.stores._folder import FOR_PEOPLE, ROWS, list_files
+from diptych.retrieval.stores._files import FOR_PEOPLE, ROWS, list_files
 
 if TYPE_CHECKING:
     from diptych.retrieval._retriever import Retriever

@@ -29,7 +29,8 @@ from diptych.retrieval._filters import elements, is_number
 from diptych.retrieval._inputs import join_blocks, read_where
 from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import Listing
-from diptych.retrieval.stores._folder import FOR_PEOPLE, FolderStore
+from diptych.retrieval.stores._files import FOR_PEOPLE
+from diptych.retrieval.stores._folder import FolderStore
 from diptych.service._files import MEDIA_TYPES, Media, encode_first_view, media_of, suffix, temporary_file
 from diptych.service._limits import UnreadableFile
 from diptych.service._schemas import Matrix

@@ -44,13 +44,14 @@ class ItemTable:
     Items from a file stay as they are stored there; each is unpacked with ``places`` when it is asked for.
     """
 
-    def __init__(self, places: Places | None = None) -> None:
+    def __init__(self, items: Sequence[Item] = (), places: Places | None = None) -> None:
         self._items: dict[int, Item | StoredItem] = {}
         self.places = places
         self._keys: dict[str, int] = {}
         self._captions: dict[str, list[int]] = {}
         self._columns = {view: Columns(view, self._items) for view in VIEWS}
         self.next_key = 0
+        self.add(items)
 
     def __len__(self) -> int:
         return len(self._items)

@@ -1,0 +1,397 @@
+"""The files of a model folder with items, and the rows of its database.
+
+==========================  ===========================================================================
+``items.sqlite``            items, the current version, and how many rows of the files are valid
+                            (``diptych._database``)
+``versions/ID/``            the files of the model, which never change (``diptych.retrieval._folder``)
+``rows/ID.search`` …        the vectors of each task and the features of each view, one row after the other,
+                            as float32 or float16 in little-endian order
+``uploads/``                files that were sent to a server
+``README.md`` …             the model card of the current version with its figures, for people
+==========================  ===========================================================================
+
+``diptych.retrieval.stores._folder`` says how they are read and written by several processes. Only names that
+are made here are ever removed, and of a version only what its config names. Nothing is read or written
+through a link.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from diptych._checks import TASKS, InputError, Task, UnavailableError
+from diptych._database import FILE, Database
+from diptych._model_folder import (
+    VERSION_ID,
+    VERSIONS,
+    Version,
+    next_version,
+    read_version,
+    remove_others,
+    write_files,
+)
+from diptych._persistence import (
+    CONFIG,
+    ModelFiles,
+    Schema,
+    check_own,
+    check_plain_file,
+    check_same,
+    convert,
+    file_digest,
+    flush_folder,
+    map_npy,
+    name_in_errors,
+    parse_object,
+    read_entries,
+    real_folder,
+    replace_file,
+)
+from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PlacesConfig, StoredItem, View, parse_items
+from diptych.retrieval.stores._base import Floats
+from diptych.retrieval.stores._faiss import Graph, VectorIndex
+from diptych.retrieval.stores._memory import Keys, MemoryStore
+
+ROWS = "rows"
+FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")
+"""Files of the current version that are shown in the model folder itself."""
+
+_ROW_FILE = re.compile(rf"({VERSION_ID.pattern})\.({'|'.join((*TASKS, *VIEWS))})")
+_GRAPH_COVERS = 0.9  # share of the items that a stored graph must have to be used
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Width: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{VERSION_ID.pattern}\Z")]
+
+
+class Layout(Schema, frozen=True):
+    """What the database knows of the files of rows, and of the items as a whole.
+
+    ``vectors`` and ``features`` are the first part of the files' names; without features there are no widths.
+    ``rows`` are the valid rows of each view, holes included. Items with keys below ``learned`` were there
+    when the model was fitted.
+    """
+
+    kind: Literal["flat", "hnsw"]
+    dtype: Literal["float32", "float16"]
+    dimensions: dict[Task, Width]
+    widths: dict[View, Width]
+    vectors: Name
+    features: Name | None
+    rows: dict[View, Count]
+    next_key: Count
+    learned: Count
+    images: PlacesConfig | None
+
+    def __post_init__(self) -> None:
+        """Refuse a layout without one of the views or tasks."""
+        widths = set() if self.features is None else set(VIEWS)
+        if (set(self.dimensions), set(self.rows), set(self.widths)) != (set(TASKS), set(VIEWS), widths):
+            raise InputError(f"expected the tasks {', '.join(TASKS)} and the views {', '.join(VIEWS)}")
+
+    def files(self, view: View) -> dict[Task | View, tuple[str, np.dtype[Any], int]]:
+        """Return name, dtype and width of the files with the rows of a view."""
+        task = TASK_OF[view]
+        files: dict[Task | View, tuple[str, np.dtype[Any], int]] = {
+            task: (f"{self.vectors}.{task}", np.dtype(self.dtype).newbyteorder("<"), self.dimensions[task])
+        }
+        if self.features is not None:
+            files[view] = f"{self.features}.{view}", np.dtype("<f4"), self.widths[view]
+        return files
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all files of rows."""
+        return {name for view in VIEWS for name, _, _ in self.files(view).values()}
+
+
+def check_writable(folder: str | os.PathLike[str]) -> Path:
+    """Return the real path of a folder that a retriever can be written to; refuse any other."""
+    folder = real_folder(folder)
+    if folder.exists():
+        if not folder.is_dir():
+            raise InputError(f"{folder} is a file; choose another folder.")
+        if os.path.lexists(folder / FILE):
+            check_own(folder, FILE, VERSIONS, ROWS)
+            if (folder / FILE).stat().st_size:
+                Database(folder)
+        elif any(folder.iterdir()):
+            raise InputError(
+                f"{folder} exists and is not a diptych retriever of this version; choose another folder, or "
+                "an empty one."
+            )
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        reason = "is a file" if not parent.is_dir() else "cannot be written to"
+        raise InputError(f"{folder} cannot be made, because {parent} {reason}; choose another folder.")
+    return folder
+
+
+def list_files(folder: Path) -> tuple[str, list[str]]:
+    """Return the version that a downloaded database names, and its files of rows."""
+    with Database(folder, immutable=True).reading() as connection:
+        version, layout = read_current_layout(connection, folder)
+    return version.id, [f"{ROWS}/{name}" for name in sorted(layout.names)]
+
+
+def has_items(folder: Path) -> bool:
+    """Return whether a folder holds items itself, rather than the address of a database."""
+    with Database(folder).reading() as connection:
+        return read_layout(connection, folder) is not None
+
+
+def check_version(version: Version) -> None:
+    """Refuse a version whose config is not as it was written, or that is a link."""
+    if os.path.realpath(version.path) != os.fspath(version.path):
+        raise InputError(f"{version.path} is a link; expected the folder of a model's version.")
+    config = check_plain_file(version.path / CONFIG)
+    check_same(config, file_digest(config) == version.digest)
+
+
+def write_folder(
+    folder: Path, fill: Callable[[Connection, str], Layout | None], write_model: Callable[[Path], None]
+) -> tuple[Version, Layout | None]:
+    """Make a new version of a folder the current one; ``fill`` writes items and rows, under the name given.
+
+    A folder without items, which only names a database, has no layout.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    database = Database(folder, create=True)
+    with database.writing() as connection:
+        previous = read_version(folder, connection)
+        version, layout = write_current(connection, folder, previous, fill, write_model)
+    tidy(database)
+    return version, layout
+
+
+def clear_items(connection: Connection) -> None:
+    """Forget all items."""
+    for table in ("items", "changes"):
+        connection.execute(f"DELETE FROM {table}")  # noqa: S608
+
+
+def read_items(
+    connection: Connection, folder: Path, first: int = 0, change: int = 0
+) -> tuple[list[StoredItem], Keys, Keys]:
+    """Return the items with keys from ``first`` on, or changed after ``change``, with their keys and rows."""
+    statement = (
+        "SELECT key, row, item FROM items "
+        "WHERE key >= ? OR key IN (SELECT key FROM changes WHERE number > ?) ORDER BY key"
+    )
+    return parse_items(connection.execute(statement, (first, change)), folder / FILE)
+
+
+def insert_items(
+    connection: Connection, places: Places, items: Iterable[Item], keys: Iterable[int], rows: Iterable[int]
+) -> None:
+    """Add items under their keys."""
+    values = (
+        (key, row, item.id, places.pack(item)) for key, row, item in zip(keys, rows, items, strict=False)
+    )
+    _execute(connection, "INSERT INTO items VALUES (?, ?, ?, ?)", values)
+
+
+def update_items(connection: Connection, places: Places, items: Mapping[int, Item]) -> None:
+    """Put other items in the place of those under some keys."""
+    values = ((places.pack(item), key) for key, item in items.items())
+    _execute(connection, "UPDATE items SET item = ? WHERE key = ?", values)
+    _log_changes(connection, items)
+
+
+def delete_items(connection: Connection, keys: Sequence[int]) -> None:
+    """Remove items."""
+    connection.executemany("DELETE FROM items WHERE key = ?", [(key,) for key in keys])
+    _log_changes(connection, keys)
+
+
+def _log_changes(connection: Connection, keys: Iterable[int]) -> None:
+    """Tell readers that the items under some keys were changed or removed."""
+    connection.executemany("INSERT INTO changes (key) VALUES (?)", [(key,) for key in keys])
+
+
+def _execute(connection: Connection, statement: str, values: Iterable[tuple[Any, ...]]) -> None:
+    try:
+        connection.executemany(statement, values)
+    except UnicodeEncodeError as error:
+        text = ascii(error.object)[:60]
+        raise InputError(f"{text} is not valid Unicode text; rename the file or the id.") from None
+
+
+def write_current(
+    connection: Connection,
+    folder: Path,
+    previous: Version | None,
+    fill: Callable[[Connection, str], Layout | None],
+    write_model: Callable[[Path], None] | None,
+) -> tuple[Version, Layout | None]:
+    """Write files of rows and, unless the model stays, a version; name them in the database."""
+    check_own(folder, VERSIONS, ROWS)
+    for name in (VERSIONS, ROWS):
+        (folder / name).mkdir(exist_ok=True)
+    name = next_version("" if previous is None else previous.id)
+    layout = fill(connection, name)
+    if write_model is None:
+        assert previous is not None
+        version = previous
+    else:
+        version = write_files(folder, name, write_model)
+    contents = None if layout is None else msgspec.json.encode(layout).decode()
+    connection.execute("DELETE FROM current")
+    connection.execute("INSERT INTO current VALUES (?, ?, ?)", (version.id, version.digest, contents))
+    flush_folder(folder)
+    return version, layout
+
+
+def tidy(database: Database) -> None:
+    """Show the card of the current version, and remove the files of others and of killed writers.
+
+    This is done alone, because others may be writing theirs; if it fails, the next writer does it.
+    """
+    folder = database.folder
+    with suppress(UnavailableError, OSError), database.writing() as connection:
+        current, layout = read_version(folder, connection), read_layout(connection, folder)
+        if current is not None:
+            others = [path for path in (folder / VERSIONS).iterdir() if VERSION_ID.fullmatch(path.name)]
+            for name in FOR_PEOPLE:
+                _show(current.path / name, folder / name, [path / name for path in others])
+        remove_others(folder, current)
+        used = set() if layout is None else layout.names
+        for path in (folder / ROWS).iterdir():
+            if _ROW_FILE.fullmatch(path.name) and path.name not in used:
+                with suppress(OSError):  # on Windows, a file that is mapped
+                    path.unlink()
+
+
+def _show(new: Path, shown: Path, previous: Iterable[Path]) -> None:
+    """Copy a file for people to the model folder, unless a file of somebody else is there."""
+    if os.path.lexists(shown):
+        ours = {file_digest(path) for path in (new, *previous) if path.is_file()}
+        if shown.is_symlink() or not shown.is_file() or (digest := file_digest(shown)) not in ours:
+            return
+        if new.is_file() and digest == file_digest(new):
+            return
+        shown.unlink()
+    if new.is_file():
+        with replace_file(shown) as staged:
+            shutil.copyfile(new, staged)
+
+
+def read_layout(connection: Connection, folder: Path) -> Layout | None:
+    row = connection.execute("SELECT contents FROM current").fetchone()
+    if row is None or row[0] is None:
+        return None
+    source = folder / FILE
+    if not isinstance(row[0], str):
+        raise InputError(f"{source} does not say which files it has; restore the file.")
+    return convert(parse_object(row[0].encode(), source), Layout, source)
+
+
+def write_layout(connection: Connection, layout: Layout) -> None:
+    connection.execute("UPDATE current SET contents = ?", (msgspec.json.encode(layout).decode(),))
+
+
+def read_current_layout(connection: Connection, folder: Path) -> tuple[Version, Layout]:
+    version, layout = read_version(folder, connection), read_layout(connection, folder)
+    if version is None or layout is None:
+        reason = "nothing was saved there yet" if version is None else "its items are in another database now"
+        raise InputError(f"{folder} has no items to search: {reason}; give another folder.")
+    return version, layout
+
+
+# Rows
+
+
+@contextmanager
+def open_rows(folder: Path, name: str) -> Iterator[Callable[[int, Floats], None]]:
+    """Give a function that writes an array from a row on; the rows are on the disk afterwards."""
+    path = folder / ROWS / name
+    check_own(folder, f"{ROWS}/{name}")
+    with name_in_errors(path), open(path, "r+b" if path.exists() else "xb") as file:
+
+        def write(first: int, array: Floats) -> None:
+            file.seek(first * array.shape[1] * array.dtype.itemsize)
+            file.write(np.ascontiguousarray(array).data)
+
+        yield write
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_rows(
+    folder: Path, layout: Layout, store: MemoryStore, rows: Mapping[View, Keys], only: Iterable[str] = ()
+) -> None:
+    """Write the rows of a store's items to new files: the vectors and features of a view's n-th item to row n
+    of ``rows``; only files whose names begin so, if any are given.
+    """
+    for view in VIEWS:
+        for name, (file, dtype, width) in layout.files(view).items():
+            if only and file.partition(".")[0] not in only:
+                continue
+            index = store.indexes[name] if name in TASKS else store.kept[name]  # type: ignore[index]
+            with open_rows(folder, file) as write:
+                done = 0
+                for chunk in index.chunks():
+                    places = rows[view][done : done + len(chunk)]
+                    # Holes are zeros.
+                    block = np.zeros((int(places[-1] - places[0]) + 1, width), dtype)
+                    block[places - places[0]] = chunk.vectors
+                    write(int(places[0]), block)
+                    done += len(chunk)
+    flush_folder(folder / ROWS)
+
+
+def read_row_numbers(connection: Connection, store: MemoryStore) -> dict[View, Keys]:
+    """Return the row of each item of a view, in the order of their keys."""
+    pairs = np.array(connection.execute("SELECT key, row FROM items ORDER BY key").fetchall(), np.int64)
+    pairs = pairs.reshape(-1, 2)
+    return {view: pairs[np.searchsorted(pairs[:, 0], store.table.keys(view)), 1] for view in VIEWS}
+
+
+def map_rows(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, int]) -> Floats:
+    path = check_plain_file(folder / ROWS / name)
+    check_own(folder, ROWS)
+    if path.stat().st_size < shape[0] * shape[1] * dtype.itemsize:
+        raise InputError(
+            f"{path} is too short for {shape[0]} rows of {shape[1]} numbers; restore the file, or fit again."
+        )
+    return np.memmap(path, dtype, "r", shape=shape) if shape[0] else np.empty(shape, dtype)
+
+
+def read_rows(folder: Path, name: str, dtype: np.dtype[Any], width: int, rows: Keys) -> Floats:
+    """Return some rows of a file, which ascend."""
+    mapped = map_rows(folder, name, dtype, (int(rows[-1]) + 1, width))
+    some: Floats = np.asarray(mapped[rows[0] :])[rows - rows[0]]
+    return some
+
+
+# Graphs, which are read only from a folder that is trusted
+
+
+def write_graph(folder: Path, task: Task, index: VectorIndex) -> None:
+    if index.graph is not None:
+        index.graph.write(folder / f"{task}.hnsw")
+        np.save(folder / f"{task}.hnsw.npy", index.graph.keys)
+
+
+def read_graph(folder: Path, task: Task, index: VectorIndex) -> bool:
+    """Use the stored graph of an index, unless it lacks too many of its items; return whether it is used."""
+    names = f"{task}.hnsw", f"{task}.hnsw.npy"
+    files = ModelFiles(folder, read_entries(folder) or {})
+    if not all(name in files for name in names):
+        return False
+    graph, keys = map(files.check, names)
+    known = map_npy(keys)
+    if np.isin(index.keys, known).mean() < _GRAPH_COVERS:
+        return False
+    index.use_graph(Graph.read(graph, known, index.dimension))
+    return True
