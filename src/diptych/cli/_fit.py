@@ -200,7 +200,7 @@ def _open_library(out: Path, encoders: EncoderOptions, device: str) -> Retriever
     """Return the library of photos in a folder, with its encoders; None if there is none."""
     from diptych._database import FILE
     from diptych.retrieval._sync import PhotoFolders
-    from diptych.retrieval.stores._folder import has_items
+    from diptych.retrieval.stores._files import has_items
 
     if not (out / FILE).is_file() or not has_items(out.resolve()):
         return None

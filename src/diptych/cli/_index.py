@@ -45,7 +45,7 @@ def index(
     """
     from diptych._database import FILE
     from diptych.retrieval import Retriever
-    from diptych.retrieval.stores._folder import check_writable, has_items
+    from diptych.retrieval.stores._files import check_writable, has_items
 
     hide_library_bars(run.silent)
     place = check_writable(out)
