@@ -12,8 +12,9 @@ item whose file is not recorded is recorded as it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -175,14 +176,15 @@ def _sync_folder(
         missing = "; is its disk there?" if before else "; give a folder of photos."
         raise InputError(f"{folder} holds no images{missing}")
     number = known.add(root) if number is None else number
-    changes, renamed = _find_changes(store, photos, before, report)
+    measured, renamed = _measure_others(photos, before, report), dict[str, str]()
+    changes = _find_changes(store, photos, before, measured, renamed, report)
     with progress_bar("encoding photos") as progress:
-        for start in range(0, len(changes), BATCH):
-            batch = changes[start : start + BATCH]
+        for end in range(BATCH, len(measured) + BATCH, BATCH):
+            batch = list(islice(changes, BATCH))
             _put(retriever, batch, report)
             done = {c.name: c.file for c in batch if str(c.path) not in report.unreadable}
             known.record(number, done, [renamed[name] for name in done if name in renamed])
-            progress(min(1.0, (start + BATCH) / len(changes)))
+            progress(min(1.0, end / len(measured)))
     gone = {name: file.id for name, file in before.items() if name not in photos}
     for name in renamed.values():
         gone.pop(name, None)
@@ -193,32 +195,42 @@ def _sync_folder(
     report.gone += present
 
 
+def _measure_others(
+    photos: Mapping[str, Path], before: Mapping[str, PhotoFile], report: SyncReport
+) -> dict[str, tuple[int, int]]:
+    """Return size and time of the files that are not as they were recorded."""
+    others = dict[str, tuple[int, int]]()
+    for name, path in photos.items():
+        try:
+            size = measure_photo(path)
+        except OSError as error:  # a link to nowhere, or removed just now
+            report.unreadable[str(path)] = f"{path}: {error.strerror}"
+            continue
+        if name in before and size == (before[name].size, before[name].modified):
+            report.unchanged += 1
+        else:
+            others[name] = size
+    return others
+
+
 def _find_changes(
     store: FolderStore,
     photos: Mapping[str, Path],
     before: Mapping[str, PhotoFile],
+    measured: Mapping[str, tuple[int, int]],
+    renamed: dict[str, str],
     report: SyncReport,
-) -> tuple[list[_Change], dict[str, str]]:
-    """Return the photos whose files are not as they were, and the previous names of those renamed."""
-    measured = dict[str, tuple[int, int]]()
-    for name, path in photos.items():
-        try:
-            measured[name] = measure_photo(path)
-        except OSError as error:  # a link to nowhere, or removed just now
-            report.unreadable[str(path)] = f"{path}: {error.strerror}"
-    others = [
-        name
-        for name, size in measured.items()
-        if name not in before or size != (before[name].size, before[name].modified)
-    ]
-    report.unchanged += len(measured) - len(others)
+) -> Iterator[_Change]:
+    """Iterate over the photos whose files are not as they were; ``renamed`` gets their previous names.
+
+    Files are read as they are needed, so that the first photos of many are soon in the library.
+    """
     by_digest = {file.sha256: name for name, file in before.items() if name not in photos}
-    stored = list(store.items()) if others else []
+    stored = list(store.items()) if measured else []
     ids, by_path = {item.id for item in stored}, {item.path: item.id for item in stored}
-    changes, renamed = list[_Change](), dict[str, str]()
     threads = thread_count(None)
-    digests = prefetch(_digest, [photos[name] for name in others], threads, 4 * threads)
-    for name, digest in zip(others, digests, strict=True):
+    digests = prefetch(_digest, [photos[name] for name in measured], threads, 4 * threads)
+    for (name, size), digest in zip(measured.items(), digests, strict=True):
         path, previous = photos[name], before.get(name)
         if isinstance(digest, OSError):
             report.unreadable[str(path)] = f"{path}: {digest.strerror}"
@@ -234,8 +246,7 @@ def _find_changes(
         else:
             item_id = choose_id(name, ids)
             ids.add(item_id)
-        changes.append(_Change(name, path, PhotoFile(item_id, *measured[name], digest), not same))
-    return changes, renamed
+        yield _Change(name, path, PhotoFile(item_id, *size, digest), not same)
 
 
 def _digest(path: Path) -> str | OSError:
