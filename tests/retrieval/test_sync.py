@@ -273,6 +273,17 @@ class TestWhatPhotosSay:
             assert [hit.id for hit in library.search("blue", where=where)] == ["d.jpg"]
         assert not library.search("blue", where="date >= 2024-07-01")
 
+    def test_a_file_beside_a_photo_that_cannot_be_read_is_named(self, library, photos):
+        write_photo(photos / "d.jpg", "blue", shade=4)
+        write_photo(photos / "e.jpg", "blue", shade=8)
+        (photos / "d.txt").write_bytes(b"\xff not UTF-8")
+        report = library.sync()
+        assert report.added == ["e.jpg"]
+        (reason,) = report.unreadable.values()
+        assert "d.txt is not UTF-8 text" in reason
+        (photos / "d.txt").write_text("The deep blue sea")
+        assert library.sync().added == ["d.jpg"]
+
     def test_changed_captions_are_not_encoded_again_as_images(self, library, photos, monkeypatch):
         (photos / "a.xmp").write_bytes(make_xmp(["The red one"], tags=["card"]))
         library.add(captions=["mine"], caption_ids=["a.jpg#0"])

@@ -12,7 +12,7 @@ import typer
 
 from diptych._checks import InputError, count
 from diptych.cli import _options as opt
-from diptych.cli._encoders import Device, EncoderOptions, LoadOptions
+from diptych.cli._encoders import EncoderOptions, LoadOptions
 from diptych.cli._run import ResumedRun, RunOptions, exit_if_unreadable, hide_library_bars, option, shorten
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ _LISTED = 10
 
 def index(
     photos: Annotated[list[Path], typer.Argument(metavar="PHOTOS...", help="Folders of photos.")],
-    out: Annotated[
-        Path, option("Folder to write the library to, or a library to go on with.", "--out", "-o")
-    ],
-    device: Device = "cpu",
+    out: Annotated[Path, option("Folder to write the library to, or of one to go on with.", "--out", "-o")],
     *,
     encoders: EncoderOptions,
     run: ResumedRun,
@@ -50,11 +47,10 @@ def index(
     hide_library_bars(run.silent)
     place = check_writable(out)
     if (place / FILE).exists() and has_items(place):
-        options = LoadOptions(**vars(encoders), device=device)
-        retriever = options.load(out, mmap=False)
+        retriever = LoadOptions(**vars(encoders)).load(out, mmap=False)
     else:
         check_readable(photos)
-        image, text = encoders.open_image_encoder(), encoders.open_text_encoder(device)
+        image, text = encoders.open_image_encoder(), encoders.open_text_encoder()
         retriever = Retriever.zero_shot("auto" if image is None else image, "auto" if text is None else text)
         retriever.save(out)
     show_sync(update(retriever, photos, run), out, run)
@@ -81,8 +77,8 @@ def sync(
     show_sync(report, model, run, leave=not watch)
     while watch:
         time.sleep(POLL_SECONDS)
-        before, report = report.unreadable, update(retriever, [], run, remove)
-        if report.changed or report.unreadable != before:
+        before, report = report, update(retriever, [], run, remove)
+        if report.changed or (report.gone, report.unreadable) != (before.gone, before.unreadable):
             show_sync(report, model, run, leave=False)
 
 

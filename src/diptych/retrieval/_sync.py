@@ -267,13 +267,19 @@ def choose_id(name: str, ids: set[str]) -> str:
 
 def _put(retriever: Retriever, changes: Sequence[_Change], report: SyncReport) -> None:
     """Encode what is new, and put photos with their captions into the library."""
-    texts = list(prefetch(read_photo, [c.path for c in changes], thread_count(None), BATCH))
+    read = prefetch(_read_text, [change.path for change in changes], thread_count(None), BATCH)
+    texts = dict[_Change, PhotoText]()
+    for change, text in zip(changes, read, strict=True):
+        if isinstance(text, PhotoText):
+            texts[change] = text
+        else:
+            report.unreadable[str(change.path)] = str(text)
 
     def put(searcher: Searcher) -> SyncReport:
-        paths = [change.path for change in changes if change.encode]
+        paths = [change.path for change in texts if change.encode]
         encoded, unreadable = _encode_photos(searcher.encoders, paths)
         with retriever._writing:
-            done = _put_photos(searcher, changes, texts, encoded)
+            done = _put_photos(searcher, texts, encoded)
         return replace(done, unreadable=unreadable)
 
     done = retriever._current.run(put, uses_encoders=True)
@@ -284,18 +290,23 @@ def _put(retriever: Retriever, changes: Sequence[_Change], report: SyncReport) -
     report.unreadable |= done.unreadable
 
 
+def _read_text(path: Path) -> PhotoText | Exception:
+    """Return what a photo says of itself, or why a file beside it cannot be read."""
+    try:
+        return read_photo(path)
+    except (InputError, OSError) as error:
+        return error
+
+
 def _put_photos(
-    searcher: Searcher,
-    changes: Sequence[_Change],
-    texts: Sequence[PhotoText],
-    encoded: Mapping[str, Floats],
+    searcher: Searcher, texts: Mapping[_Change, PhotoText], encoded: Mapping[str, Floats]
 ) -> SyncReport:
     """Store photos, those that are new or changed with their features, and what they say of themselves."""
     report, store = SyncReport(), searcher.store
-    stored = {item.id: item for item in store.items("image", ids=[c.file.id for c in changes])}
+    stored = {item.id: item for item in store.items("image", ids=[c.file.id for c in texts])}
     described = dict[str, Item]()
     captions, outdated = list[Item](), list[str]()
-    for change, text in zip(changes, texts, strict=True):
+    for change, text in texts.items():
         path, item = str(change.path), stored.get(change.file.id)
         if path not in encoded and (change.encode or item is None):
             continue  # it cannot be read, or a user has removed it
