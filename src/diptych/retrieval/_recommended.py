@@ -7,7 +7,7 @@ before it is installed; ``tests/retrieval/test_recommended.py`` compares the two
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -107,14 +107,11 @@ def open_defaults(
     }
     recommended = {view: chosen for view in views if (chosen := default_encoder(view)) is not None}
     if recommended:
-        named = " and ".join(
-            f"{c.name} for {v}s ({c.licence}, {c.gigabytes:g} GB)" for v, c in recommended.items()
-        )
         advice = "diptych encoders lists others"
         if len(recommended) == len(VIEWS) and not fuses:
             advice += '; with fewer than about a thousand pairs, preset="best" is better, because it can use '
             advice += "the similarity of the two as they are"
-        _warn(f"encoders chosen by default: {named}, downloaded once; {advice}.")
+        _warn(f"encoders chosen by default: {_describe(recommended.values())}; {advice}.")
     encoders: dict[View, Any] = {}
     for view in views:
         if view in recommended:
@@ -144,16 +141,18 @@ def open_towers(image_encoder: Any, text_encoder: Any) -> Encoders:
     auto = [isinstance(encoder, str) and encoder == "auto" for encoder in (image_encoder, text_encoder)]
     if any(auto) and not all(auto):
         raise InputError("one encoder was named; name both towers of a dual encoder, or none for CLIP.")
-    if all(auto) and default_encoder("image") is None:
-        raise InputError(
-            "photos without captions are searched with a dual encoder such as CLIP: pip install "
-            '"diptych[encoders]", or name both of its towers with --image-encoder and --text-encoder.'
-        )
+    if all(auto):
+        chosen = [encoder for view in VIEWS if (encoder := default_encoder(view)) is not None]
+        if not chosen:
+            raise InputError(
+                "photos without captions are searched with a dual encoder such as CLIP: pip install "
+                '"diptych[encoders]", or name both of its towers with --image-encoder and --text-encoder.'
+            )
+        _warn(f"encoders chosen by default: {_describe(chosen)}; diptych encoders lists others.")
+        image_encoder, text_encoder = (encoder.name for encoder in chosen)
     from diptych.retrieval._encoders import Encoders
 
-    encoders = Encoders(image_encoder, text_encoder)
-    encoders.choose_defaults(fuses=True)
-    return encoders
+    return Encoders(image_encoder, text_encoder)
 
 
 def find_towers(encoders: Encoders) -> int:
@@ -173,6 +172,11 @@ def find_towers(encoders: Encoders) -> int:
             f"so they cannot be compared as they are; {advice}."
         )
     return widths[0]
+
+
+def _describe(encoders: Iterable[Recommendation]) -> str:
+    named = (f"{e.name} for {e.view}s ({e.licence}, {e.gigabytes:g} GB)" for e in encoders)
+    return f"{' and '.join(named)}, downloaded once"
 
 
 def _warn(message: str) -> None:
