@@ -62,20 +62,21 @@ def measure() -> list[dict]:
     write_captions(Path("unseen.csv"), scenes, CAPTIONED, UNSEEN)
     write_tiles(Path(VISION))
     write_word_pieces(Path(TEXT))
+    towers = f"--image-encoder fastembed:{VISION} --text-encoder fastembed:{TEXT}"
     table = []
 
     def step(name: str, command: str, describe: Callable[[dict], str]) -> None:
         seconds, content = run(*command.split())
-        row = {"step": name, "command": f"`diptych {command}`", "seconds": f"{seconds:.1f}"}
+        shown = command.replace(towers, "…")
+        row = {"step": name, "command": f"`diptych {shown}`", "seconds": f"{seconds:.1f}"}
         table.append({**row, "result": describe(content)})
         print(table[-1], flush=True)
 
     def changes(report: dict) -> str:
         names = ("added", "updated", "renamed", "gone")
         parts = [f"{len(report[name])} {name}" for name in names if report[name]]
-        return ", ".join([*parts, f"{report['unchanged']} unchanged"])
+        return ", ".join(parts + [f"{n} unchanged" for n in [report["unchanged"]] if n])
 
-    towers = f"--image-encoder fastembed:{VISION} --text-encoder fastembed:{TEXT}"
     step("a new library", f"index photos --out library {towers}", changes)
     step("a search", "search library star", lambda content: f"{len(content['answers'][0]['hits'])} hits")
     step("another folder", "add library more", changes)
