@@ -1,19 +1,16 @@
 """Adding to a folder of items, removing and loading: ``python benchmarks/collection.py [--sizes 10000 …]``.
 
 Each addition and removal is on the disk when it returns. Beside them stand the same items as rows of SQLite
-alone, with each of its journals, and LanceDB and Chroma where they are installed (``--peers FOLDER``: a
-folder with their packages). ``--sizes 1000000`` needs about 6 GiB of memory and of disk.
+alone, with each of its journals, and with ``--peers`` LanceDB and Chroma. ``--sizes 1000000`` needs about 6 GiB of memory and of disk.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shutil
 import sqlite3
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,18 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measuring import pin_threads, record, time_call
+from measuring import pin_threads, record, require, time_call
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
 parser.add_argument("--rounds", type=int, default=100, help="additions and removals, one by one")
 parser.add_argument("--batch", type=int, default=10_000)
-parser.add_argument("--peers", type=Path, help="folder with the packages lancedb and chromadb")
+parser.add_argument("--peers", action="store_true", help="measure LanceDB and Chroma too")
 parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")
 options = parser.parse_args()
 pin_threads(1)
-if options.peers is not None:
-    sys.path.append(os.fspath(options.peers))
+if options.peers:
+    require("lancedb", "pip install lancedb")
+    require("chromadb", "pip install chromadb")
 
 import numpy as np  # noqa: E402
 
@@ -217,12 +215,8 @@ def main() -> None:
         record("collection", [measure(place, n) for n in options.sizes], note)
         n = min(options.sizes[-1], 100_000)
         peers = {f"SQLite alone, journal {mode}": open_sqlite(place, mode, n) for mode in ("WAL", "DELETE")}
-        for name, package, peer in (
-            ("LanceDB", "lancedb", open_lance),
-            ("Chroma", "chromadb", open_chroma),
-        ):
-            if importlib.util.find_spec(package) is not None:
-                peers[name] = peer(place, n)
+        if options.peers:
+            peers |= {"LanceDB": open_lance(place, n), "Chroma": open_chroma(place, n)}
         rows = [measure_peer(name, adding, n) for name, adding in peers.items()]
         note = f"{n:,} vectors of {COLUMNS} float32 with an id and a path; SQLite flushes each commit."
         record("collection_peers", rows, note)

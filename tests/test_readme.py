@@ -46,7 +46,7 @@ def test_the_python_examples_run(place, features, capsys):
     names = {}
     exec(quick, names)
     assert len(names["retriever"].search("a star", k=5)) == 5
-    assert (place / "model" / "current.json").is_file()
+    assert (place / "model" / "items.sqlite").is_file()
     assert (place / "model" / "README.md").is_file()
     exec(from_features, names)
     assert len(capsys.readouterr().out.splitlines()) == 7

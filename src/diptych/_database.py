@@ -95,10 +95,11 @@ class Database:
                 self._make_tables()
             self._check()
 
-    def data_version(self) -> int:
-        """Return a number that changes when another connection has committed."""
+    def data_version(self) -> tuple[int, int]:
+        """Return a value that changes when another connection has committed, and after a fork."""
         with self._explain():
-            return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+            number = int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+            return self._process, number
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

@@ -108,6 +108,11 @@ def next_version(previous: str) -> str:
     return f"{1 + int(previous.partition('-')[0] or 0):06d}-{uuid4().hex[:8]}"
 
 
+def is_model_folder(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder says which version of a model it holds."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (RECORD, FILE))
+
+
 def find_current(folder: str | os.PathLike[str]) -> Version | None:
     """Return the current version of a folder; None if nothing was saved there yet."""
     folder = real_folder(folder)
@@ -137,9 +142,8 @@ def current_version(folder: str | os.PathLike[str]) -> Version:
         raise InputError(f"{folder} is not a folder; give the folder of a model.")
     version = find_current(folder)
     if version is None:
-        reason = "nothing was saved there yet"
-        if not os.path.lexists(folder / RECORD) and not os.path.lexists(folder / FILE):
-            reason = f"it has neither {RECORD} nor {FILE}"
+        known = is_model_folder(folder)
+        reason = "nothing was saved there yet" if known else f"it has neither {RECORD} nor {FILE}"
         raise InputError(f"{folder} is not a model folder: {reason}; give the folder of a model.")
     return version
 

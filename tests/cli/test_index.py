@@ -170,4 +170,5 @@ def test_without_fastembed_towers_must_be_named(place, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "fastembed", None)
     message = refused("index", "photos", "-o", "library")
-    assert 'pip install "diptych[encoders]"' in message
+    assert "searched with CLIP, by fastembed; install with: pip install" in message
+    assert "name both towers of a dual encoder" in message

@@ -48,12 +48,13 @@ from diptych.encoders import image_encoder
 from diptych.retrieval._calibration import fit_calibration
 from diptych.retrieval._encoders import EncoderRecord
 from diptych.retrieval._folder import write_model
+from diptych.retrieval.stores import _folder as stores
 from diptych.retrieval.stores._folder import FolderStore
 from diptych.scenes import make_scenes
 from diptych.service import _serve as serving
 from diptych.service._files import Images
 from diptych.service._model import ModelHolder
-from diptych.service._writes import Upload
+from diptych.service._writes import Addition, Upload
 from example_files import network_with_weights
 
 WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])
@@ -243,12 +244,13 @@ def writers_and_readers(place, rounds, rng, count):
             for number in range(each):
                 retriever.add(captions=["a red dog runs"], caption_ids=[f"{name}-{number}"])
                 if number % 3 == 2:
-                    retriever.remove(f"{name}-{number - 1}")
+                    retriever.remove([f"{name}-{number - 1}", f"{name}-{number - 2}"])
 
         return work
 
     kept = {f"{name}-{number}" for name in "abcd" for number in range(each)}
-    gone = {f"{name}-{number - 1}" for name in "abcd" for number in range(2, each, 3)}
+    gone = {f"{name}-{number - i}" for name in "abcd" for number in range(2, each, 3) for i in (1, 2)}
+    stores.COMPACTED = 50  # so that rows are written again now and then
     texts = {item.id for item in load(folder).store.items("text")} | (kept - gone)
     readers = [in_child(lambda ready: search_for_ever(folder, lambda: texts)) for _ in range(2)]
     writers = [in_child(write(name)) for name in "abcd"]
@@ -348,9 +350,13 @@ def opened(folder):
 def write(shelf, name, colour=None):
     """Add to what is served: a caption, or a picture."""
     retriever = shelf.current.retriever
-    content = None if colour is None else picture(colour)
-    given = None if content is None else (Upload(content), retriever.encoders.encode_images([content]))
-    shelf.writer.add(retriever, given, [] if given else ["a red dog runs"], name, {})
+    if colour is None:
+        captions = ["a red dog runs"]
+        new = Addition(None, None, captions, retriever.encoders.encode_texts(captions), {}, name)
+    else:
+        content = picture(colour)
+        new = Addition(Upload(content), retriever.encoders.encode_images([content]), [], None, {}, name)
+    shelf.writer.add(retriever, [new])
 
 
 # What clients and files can make a server do

@@ -108,6 +108,7 @@ def test_removing_everything_leaves_a_retriever_that_can_be_filled_again(make, t
         (lambda r, x, y: r.add(x[:1], ids=["5#0"], on_conflict="replace"), "'5#0' belongs to an item of the"),
         (lambda r, x, y: r.add(x[:1] * 0, ids=["a"]), "image features have only zeros in row 0"),
         (lambda r, x, y: r.update("nobody", metadata={}), "there is no item 'nobody'"),
+        (lambda r, x, y: r.update(["5"], metadata={}), "there is no item"),
         (lambda r, x, y: r.update("5"), "nothing to change; give image, text, features or metadata"),
         (lambda r, x, y: r.update("5", image="a.jpg", text="a"), "given image and text"),
         (lambda r, x, y: r.update("5", text="a dog", features=x[0]), "text was given, but '5' is changed by"),

@@ -119,6 +119,10 @@ def feed(session, blocks):
 
 
 def embed(retriever, view, task, features):
+    """Return vectors of features; those of zeros, which ``embed_texts`` refuses, as well."""
+    if isinstance(features, np.ndarray) and not features.any(axis=1).all():
+        projector = retriever.searcher.projectors[task]
+        return (projector.items if SEARCHED[task] == view else projector.queries)(features)
     return (retriever.embed_images if view == "image" else retriever.embed_texts)(features, task=task)
 
 

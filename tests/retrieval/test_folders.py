@@ -259,7 +259,18 @@ class TestFiles:
         mine.refit()
         same_answers(other, mine, made.x[:10], made.y[:20], k=99)
 
-    @pytest.mark.parametrize("what", ["add", "remove", "refit", "compact", "save"])
+    def test_the_log_of_changes_does_not_grow_forever(self, folder, monkeypatch):
+        monkeypatch.setattr(_folder, "COMPACTED", 100)
+        mine, other = Retriever.load(folder), Retriever.load(folder)
+        rows, logged = len(mine), []
+        for number in range(2 * rows + 3):
+            mine.update("7", metadata={"number": number})
+            logged += execute(folder, "SELECT count(*) FROM changes")[0]
+        assert max(logged) == 2 * rows
+        assert logged[-1] < 5
+        assert other.item("7").metadata == {"number": 2 * rows + 2}
+
+    @pytest.mark.parametrize("what", ["add", "remove", "update", "replace", "refit", "compact", "save"])
     def test_what_a_killed_writer_left_is_overwritten_or_removed(self, folder, made, monkeypatch, what):
         """The process ends before its commit, with all files written."""
         before = ids(folder)
@@ -277,6 +288,10 @@ class TestFiles:
                 with retriever.store._transaction() as (connection, _):
                     connection.execute("DELETE FROM items")
                     end()
+            elif what == "update":
+                retriever.update("7", metadata={"lost": True})
+            elif what == "replace":
+                retriever.add(made.x[:1], ids=["7"], on_conflict="replace")
             elif what == "refit":
                 retriever.refit()
             elif what == "compact":
@@ -287,6 +302,7 @@ class TestFiles:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
         assert ids(folder) == before
         again = Retriever.load(folder)
+        assert again.item("7") == made.retriever.item("7")
         add(again, made, "new")
         again.refit()
         assert ids(folder) == before | {"new", "new#0"}
@@ -423,3 +439,24 @@ class TestFilesOfOthers:
                 make(seed=2).retriever.save(folder)
         assert (folder / name).is_symlink()
         assert {file: file.read_bytes() for file in before} == before
+
+
+def test_images_are_found_wherever_they_were_when_they_were_added(made, tmp_path):
+    """Paths are stored relative to the first images' folder; others are stored whole."""
+    made.retriever.save(tmp_path / "a" / "model")
+    places = [tmp_path / "a" / "photos", tmp_path / "a" / "photos", tmp_path / "b"]
+    for number, place in enumerate(places):
+        made.retriever.add(made.x[:1], ids=[f"new {number}"], paths=[place / f"{number}.png"])
+    other = Retriever.load(tmp_path / "a" / "model")
+    for change in (lambda: None, other.refit, other.store.compact, lambda: other.remove("3")):
+        change()
+        for retriever in (made.retriever, other, Retriever.load(tmp_path / "a" / "model")):
+            paths = [retriever.item(f"new {number}").path for number in range(3)]
+            assert paths == [str(place / f"{number}.png") for number, place in enumerate(places)]
+    made.retriever.store.close()
+    other.store.close()
+    (tmp_path / "a" / "photos").mkdir()
+    (tmp_path / "a").rename(tmp_path / "moved")
+    moved = Retriever.load(tmp_path / "moved" / "model")
+    assert moved.item("new 1").path == str(tmp_path / "moved" / "photos" / "1.png")
+    assert moved.item("new 2").path == str(tmp_path / "b" / "2.png")

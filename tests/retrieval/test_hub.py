@@ -18,7 +18,7 @@ from diptych._database import FILE
 from diptych._persistence import CONFIG, write_config
 from diptych.data import read_pairs
 from diptych.retrieval._folder import KIND, AddressConfig
-from diptych.retrieval.stores._files import clear_items, write_folder
+from diptych.retrieval.stores._files import write_folder
 from diptych.scenes import make_scenes
 from example_files import write_network
 from hub_server import HubServer, Repository
@@ -147,7 +147,7 @@ def test_a_downloaded_model_is_a_folder_without_links(hub, published, place, cli
 
         place, out = map(Path, sys.argv[1:])
         retriever = Retriever.from_pretrained("ada/scenes", mmap=True)
-        folder = retriever.base.version.folder
+        folder = Path(os.environ["HF_HOME"], "diptych", "ada--scenes@main")
         result = {"hits": [hit.id for hit in retriever.search("a red star")], "folder": str(folder)}
         result["paths"] = [hit.path for hit in retriever.search("a red star")]
 
@@ -409,11 +409,7 @@ def test_no_database_is_opened_for_a_published_model(tmp_path):
         listener.settimeout(0.2)
         port = listener.getsockname()[1]
         config = AddressConfig(f"postgresql://eve@127.0.0.1:{port}/trap")
-        write_folder(
-            tmp_path / "model",
-            lambda connection, name: clear_items(connection),
-            lambda path: write_config(path, KIND, config),
-        )
+        write_folder(tmp_path / "model", None, lambda path: write_config(path, KIND, config))
         with pytest.raises(InputError, match="names a database, which is not opened for a published model"):
             Retriever.from_pretrained(tmp_path / "model")
         with pytest.raises(TimeoutError):

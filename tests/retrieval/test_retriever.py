@@ -70,9 +70,9 @@ def test_similar_items_are_near_in_the_canonical_space(make, similarity):
 
 
 def test_metadata_is_as_it_will_be_after_saving(make, tmp_path):
-    given = {"3": {"tags": ("a", "b"), 5: "five", "deep": {"x": [1, None, 2.5]}}}
+    given = {"3": {"tags": ("a", "b"), 5: "five", "list": [1, None, 2.5]}}
     made = make(metadata=given)
-    expected = {"tags": ["a", "b"], "5": "five", "deep": {"x": [1, None, 2.5]}}
+    expected = {"tags": ["a", "b"], "5": "five", "list": [1, None, 2.5]}
     assert made.retriever.search(made.y[0], k=60, where=["3"])[0].metadata == expected
     made.retriever.save(tmp_path / "model")
     loaded = Retriever.load(tmp_path / "model")

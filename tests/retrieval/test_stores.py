@@ -488,8 +488,7 @@ def test_an_item_with_other_content_counts_as_added_now(filled):
     def show(item):
         return replace(item, path="/new.jpg")
 
-    content = new.vectors, new.features
-    (item,) = filled.store.update(["i4"], show, filled.version, *content)
+    (item,) = filled.store.update(["i4"], show, filled.version, new)
     assert item == replace(BLOCKS[0].items[4], path="/new.jpg")
     for store in (filled.store, other):
         assert (store.count("image"), store.count("text")) == (30, 60)

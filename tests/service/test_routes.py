@@ -264,8 +264,8 @@ def test_items_without_stored_features_are_encoded_again(make_client, scenes_fol
 def test_openapi_has_limits_bounds_and_examples(make_client):
     openapi = make_client(k=33, batch=5).get("/v1/openapi.json").json()
     kinds = {"application/json", "multipart/form-data"}
-    for path in ("annotate", "items"):
-        assert set(openapi["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]) == kinds
+    for path, more in (("annotate", set()), ("items", {"application/x-ndjson"})):
+        assert set(openapi["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]) == kinds | more
     schemas = openapi["components"]["schemas"]
     for name in ("SearchRequest", "AnnotateRequest", "AnnotateRequestForm"):
         properties = schemas[name]["properties"]

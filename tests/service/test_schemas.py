@@ -16,6 +16,9 @@ OPERATIONS = [
     "POST /v1/similar",
     "POST /v1/items",
     "POST /v1/session",
+    "GET /v1/items",
+    "PUT /v1/items/{item_id}",
+    "PATCH /v1/items/{item_id}",
     "GET /v1/items/{item_id}",
     "GET /v1/items/{item_id}/image",
     "GET /v1/items/{item_id}/thumbnail",
@@ -65,7 +68,7 @@ def test_every_operation_is_tested(operations):
     [
         *((label, GenerationMode.POSITIVE) for label in OPERATIONS),
         # Requests without a body cannot be invalid: any string may be an id.
-        *((label, GenerationMode.NEGATIVE) for label in OPERATIONS if label.startswith("POST")),
+        *((label, GenerationMode.NEGATIVE) for label in OPERATIONS if label[:2] in ("PO", "PU", "PA")),
     ],
 )
 def test_no_request_is_an_internal_error(operations, label, mode):
@@ -79,7 +82,7 @@ def test_no_request_is_an_internal_error_for_a_model_of_features(operations_of_f
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("label", ["POST /v1/annotate", "POST /v1/items"])
+@pytest.mark.parametrize("label", ["POST /v1/annotate", "POST /v1/items", "PATCH /v1/items/{item_id}"])
 def test_no_request_is_an_internal_error_for_a_first_view_of_texts(operations_of_molecules, label, mode):
     fuzz(operations_of_molecules[label], mode)
 

@@ -399,6 +399,7 @@ def test_an_upload_that_was_changed_is_not_deleted(make_client, copied_folder):
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
 def test_a_server_does_not_write_through_links_or_wait_for_pipes(copied_folder, tmp_path, name, kind):
     elsewhere = tmp_path / "elsewhere"
+    (copied_folder / name).unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(copied_folder / name)
     else:

@@ -170,10 +170,10 @@ def _open_text_encoder(name: str, device: str) -> Any:
     """Return a saved or named text encoder; ``auto`` stays a name."""
     if name == "auto":
         return name
-    from diptych._model_folder import RECORD
+    from diptych._model_folder import is_model_folder
     from diptych.encoders import HKSE, sentence_encoder
 
-    if (Path(name) / RECORD).is_file():
+    if is_model_folder(name):
         return HKSE.load(name)
     if (encoder := _load_from_file(name)) is not None:
         return sentence_encoder(encoder)

@@ -57,7 +57,6 @@ from diptych.retrieval.stores._base import ModelChanged, Store
 from diptych.retrieval.stores._files import (
     check_version,
     check_writable,
-    clear_items,
     has_items,
     write_folder,
 )
@@ -207,7 +206,7 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
             write_card(searcher, keep, path, place.name)
             write_config(path, KIND, AddressConfig(store.address))
 
-        write_folder(place, lambda connection, name: clear_items(connection), write_address)
+        write_folder(place, None, write_address)
         return
     written = FolderStore.write(
         place, _snapshot(store), lambda path: write_model(path, searcher, keep, place=place)

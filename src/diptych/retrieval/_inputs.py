@@ -90,8 +90,10 @@ def _is_number(value: Any) -> bool:
 
 def _is_list_of_numbers(things: Any) -> bool:
     """Return whether a list is a row of numbers, or of such rows."""
-    first = things[0] if isinstance(things, list | tuple) and things else things
-    return first is not things and (_is_number(first) or _is_list_of_numbers(first))
+    depth = 0
+    while isinstance(things, list | tuple) and things and depth < 2:
+        things, depth = things[0], depth + 1
+    return depth > 0 and _is_number(things)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +291,7 @@ def read_content(
         return {}, rows
     things, single = as_list(content, encoders.views)
     if not single:
-        raise InputError(f"{name} is {with_article('list')} of {len(things)}; give one, for one item.")
+        raise InputError(f"{name} is a list of {len(things)}; give one, for one item.")
     rows = encode_new_items(encoders, item.view, things) if rows is None else rows
     if is_text:
         _check_unicode(things, "correct it")
@@ -318,17 +320,18 @@ def encode_items(encoders: Encoders, view: View, items: Sequence[Item]) -> Float
     return encoders.encode_texts([str(thing) for thing in things])
 
 
-def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) -> dict[View, list[Item]]:
+def dataset_items(
+    dataset: PairedDataset, metadata: Metadata, inputs: Inputs, *, encoded: bool
+) -> dict[View, list[Item]]:
     """Return the items of pairs; their split is part of their metadata.
 
-    ``inputs`` is what the encoder of the first view takes; if texts, those are the ids.
+    ``inputs`` is what the encoder of the first view takes; if texts, those are the ids. A caption without a
+    word is an empty one if the captions were ``encoded``, and not known otherwise.
     """
     is_text = inputs == "texts"
     places = (None,) * dataset.n_images if is_text else dataset.paths or (None,) * dataset.n_images
     paths = [None if place is None else os.path.abspath(os.fsdecode(place)) for place in places]
     splits = dataset.splits or ("",) * dataset.n_images
-
-    has_texts = any(dataset.captions)
 
     def about(item_id: str, row: int) -> Mapping[str, Any]:
         parts = dataset.metadata.get(item_id, {}), metadata.get(item_id, {})
@@ -344,7 +347,7 @@ def dataset_items(dataset: PairedDataset, metadata: Metadata, inputs: Inputs) ->
         Item(
             item_id,
             "text",
-            text=text if has_texts else None,
+            text=text if encoded else text or None,
             image=dataset.image_ids[row],
             metadata=about(item_id, row),
         )
@@ -522,9 +525,7 @@ def _as_matrix(features: Any, name: str) -> tuple[Floats, bool]:
         matrix = check_view(matrix, f"{name} features")
     zero = np.flatnonzero(~matrix.any(axis=1))
     if len(zero):
-        raise InputError(
-            f"the {name} features have only zeros in row {zero[0]}, and so no direction; leave it out."
-        )
+        raise InputError(f"the {name} features have only zeros in row {zero[0]}; leave that row out.")
     return matrix, single
 
 

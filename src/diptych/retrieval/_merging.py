@@ -73,7 +73,7 @@ def merge_pairs(retriever: Retriever, dataset: PairedDataset) -> tuple[list[str]
 
     def merge(searcher: Searcher) -> tuple[list[str], PairedDataset]:
         store = searcher.store
-        items = match_items(store, dataset_items(dataset, {}, searcher.encoders.inputs))
+        items = match_items(store, dataset_items(dataset, {}, searcher.encoders.inputs, encoded=True))
         ids = [item.id for view in VIEWS for item in items[view]]
         stored = {item.id: item for item in store.items(ids=ids)}
         known = {item.id: item.metadata for item in items["image"] if item.id in stored}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,26 +104,31 @@ def _download(
 ) -> None:
     """Download what a model names of itself, which the files with these ``sizes`` must contain."""
 
-    def read(local: str, path: str, most: float) -> None:
-        if sizes.get(path, most + 1) > most:
+    def check_size(files: Iterable[str]) -> None:
+        if (size := sum(sizes[file] for file in files) / 1e9) > max_gigabytes:
+            raise InputError(
+                f"{name} has {size:.3g} GB, more than max_gigabytes={max_gigabytes:g}; raise that to "
+                "download it."
+            )
+
+    def read(local: str, path: str, most: float = float("inf")) -> None:
+        if sizes.get(path, most + 1) > most or path not in sizes:
             reason = "missing" if path not in sizes else "too large"
             raise InputError(
                 f"{name} is not a model of diptych: {path} is {reason}; give another repository."
             )
+        check_size([path])
         fetch(local_dir=local, allow_patterns=[path])
 
     with tempfile.TemporaryDirectory() as scratch:
-        read(scratch, FILE, 1e9 * max_gigabytes)
+        read(scratch, FILE)
         version, rows = list_files(real_folder(scratch))
         files = f"{VERSIONS}/{version}"
         read(scratch, f"{files}/{CONFIG}", MAX_JSON_BYTES)
         entries = read_entries(Path(scratch, files)) or {}
     wanted = [f"{files}/{file}" for file in (CONFIG, *MODEL_FILES) if file == CONFIG or file in entries]
     wanted = [file for file in (*wanted, *rows, *FOR_PEOPLE, FILE) if file in sizes]
-    if (size := sum(sizes[file] for file in wanted) / 1e9) > max_gigabytes:
-        raise InputError(
-            f"{name} has {size:.3g} GB, more than max_gigabytes={max_gigabytes:g}; raise that to download it."
-        )
+    check_size(wanted)
     fetch(local_dir=folder, allow_patterns=wanted[:-1])
     fetch(local_dir=folder, allow_patterns=[FILE])  # last, so that readers find all that it names
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from diptych._checks import DataWarning, InputError
+from diptych._checks import DataWarning, InputError, missing_package_error
 from diptych.retrieval._items import VIEWS, View
 
 if TYPE_CHECKING:
@@ -144,9 +144,9 @@ def open_towers(image_encoder: Any, text_encoder: Any) -> Encoders:
     if all(auto):
         chosen = [encoder for view in VIEWS if (encoder := default_encoder(view)) is not None]
         if not chosen:
+            missing = missing_package_error("photos without captions are searched with CLIP, by", "encoders")
             raise InputError(
-                "photos without captions are searched with a dual encoder such as CLIP: pip install "
-                '"diptych[encoders]", or name both of its towers with --image-encoder and --text-encoder.'
+                f"{missing}; or name both towers of a dual encoder with --image-encoder and --text-encoder."
             )
         _warn(f"encoders chosen by default: {_describe(chosen)}; diptych encoders lists others.")
         image_encoder, text_encoder = (encoder.name for encoder in chosen)

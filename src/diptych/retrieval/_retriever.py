@@ -545,7 +545,8 @@ class Retriever:
             for view, features in zip(VIEWS, (views.x, views.y), strict=True)
         }
         self.encoders.remember(views.encoders)
-        items = dataset_items(views.dataset, check_metadata(metadata), self.encoders.inputs)
+        encoded = bool(views.encoders[1])
+        items = dataset_items(views.dataset, check_metadata(metadata), self.encoders.inputs, encoded=encoded)
         if not keep_items:
             self._fill(fitted, items, rows)
             return self
@@ -608,8 +609,7 @@ class Retriever:
         ids, caption_ids
             An id for each row of X and of Y; None: numbers.
         captions
-            The text of each row of Y, to be shown with hits. If some are empty, the model does not learn from
-            those rows.
+            The text of each row of Y, to be shown with hits.
         splits
             ``"train"``, ``"val"``, ``"test"`` for each row of X; None: a share is held out to select on.
         paths
@@ -820,11 +820,13 @@ class Retriever:
                 new = searcher.without_stored(new)
             features = {}
             for view, (some, given) in read.items():
-                rows = range(len(some)) if new.rows is None else new.rows[view]
+                if new.rows is not None:
+                    some = [some[row] for row in new.rows[view]]
+                    given = None if given is None else given[new.rows[view]]
                 if given is not None:
-                    features[view] = given[rows]
-                elif rows:
-                    features[view] = encode_new_items(searcher.encoders, view, [some[row] for row in rows])
+                    features[view] = given
+                elif some:
+                    features[view] = encode_new_items(searcher.encoders, view, some)
             try:
                 with self._writing:
                     current = self._writable(searcher)
@@ -877,7 +879,7 @@ class Retriever:
         changes = {} if metadata is None else read_changes(metadata, item_id)
 
         def put(searcher: Searcher) -> Item:
-            item = next(searcher.store.items(ids=[item_id]), None)
+            item = next(searcher.store.items(ids=[item_id]), None) if isinstance(item_id, str) else None
             if item is None:
                 raise unknown_item(item_id)
             shown, rows = read_content(searcher.encoders, item, image, text, features, searcher.fitted.layout)
@@ -886,7 +888,7 @@ class Retriever:
                 return replace(stored, metadata=change_metadata(stored.metadata, changes), **shown)
 
             with self._writing:
-                return self._writable(searcher).update(item_id, change, rows)
+                return self._writable(searcher).update(item, change, rows)
 
         return self._current.run(put, uses_encoders=features is None)
 

@@ -21,6 +21,7 @@ from diptych.retrieval._inputs import NewItems, Queries, QueryPart, Search, enco
 from diptych.retrieval._items import QUERIED, TASK_OF, VIEWS, Hit, Hits, Item, View
 from diptych.retrieval.stores._base import (
     Block,
+    Change,
     Contents,
     Floats,
     Listing,
@@ -109,14 +110,10 @@ class Searcher:
         }
         return replace(new, rows=rows)
 
-    def update(self, item_id: str, change: Callable[[Item], Item], features: Floats | None) -> Item:
+    def update(self, item: Item, change: Change, features: Floats | None) -> Item:
         """Change an item, with other features if it has other content; see ``Store.update``."""
-        if features is None:
-            return self.store.update([item_id], change, self.version)[0]
-        (item,) = self.store.items(ids=[item_id])
-        block = self._block(item.view, [item], features)
-        content = block.vectors, block.features
-        return self.store.update([item_id], change, self.version, *content)[0]
+        content = None if features is None else self._block(item.view, [item], features)
+        return self.store.update([item.id], change, self.version, content)[0]
 
     def list_items(
         self, listing: Listing, where: Filter | Callable[[Item], bool] | None

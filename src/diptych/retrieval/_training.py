@@ -158,11 +158,11 @@ def fit_model(
 def leave_out_empty(views: PairedViews) -> PairedViews:
     """Return pairs without captions that have no word, from which nothing can be learned or measured.
 
-    If no caption has one, their texts are not known, and all stay.
+    Of captions that were not encoded, but given as features, the text may just not be known: they stay.
     """
-    dataset = views.dataset
+    dataset, was_encoded = views.dataset, bool(views.encoders[1])
     rows = np.array([row for row, caption in enumerate(dataset.captions) if caption.strip()], np.int64)
-    if len(rows) in (0, dataset.n_captions):
+    if not was_encoded or len(rows) in (0, dataset.n_captions):
         return views
     captions, ids = (
         tuple(map(values.__getitem__, rows)) for values in (dataset.captions, dataset.caption_ids)

@@ -75,7 +75,7 @@ def _parse_matrix(value: Any) -> Matrix:
     if not np.isfinite(matrix).all():
         raise ValueError("it contains NaN, infinity or a number beyond the range of float32")
     if not matrix.any(axis=1).all():
-        raise ValueError("it has a row with only zeros, and so no direction")
+        raise ValueError("it has a row with only zeros")
     return matrix
 
 

@@ -29,6 +29,9 @@ _GROWTH = 2
 
 T = TypeVar("T")
 
+Change: TypeAlias = Callable[[Item], Item]
+"""Returns what an item is to be, with the same id and view."""
+
 
 class RefusedError(InputError):
     """A shared store refused a request; the message names its user, host and schema."""
@@ -211,18 +214,13 @@ class Store(Protocol):
         """
 
     def update(
-        self,
-        ids: Sequence[str],
-        change: Callable[[Item], Item],
-        version: str,
-        vectors: Floats | None = None,
-        features: Floats | None = None,
+        self, ids: Sequence[str], change: Change, version: str, content: Block | None = None
     ) -> list[Item]:
         """Put what ``change`` makes of some items, of one view, in place of them; return it.
 
         It leaves id and view as they are, and may be called twice. Unknown ids are refused, and nothing is
-        changed then. Without ``vectors``, the items keep theirs and their place in the order. With new ones,
-        and features where they are kept, they count as added now.
+        changed then. The items keep their vectors and their place in the order; with other ``content``, whose
+        items do not matter, they count as added now.
         """
 
     def remove(self, ids: Sequence[str]) -> int:

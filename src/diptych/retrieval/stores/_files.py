@@ -17,6 +17,7 @@ through a link.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -77,17 +78,16 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{VERSION_ID.pattern}\
 class Layout(Schema, frozen=True):
     """What the database knows of the files of rows, and of the items as a whole.
 
-    ``vectors`` and ``features`` are the first part of the files' names; without features there are no widths.
-    ``rows`` are the valid rows of each view, holes included. Items with keys below ``learned`` were there
-    when the model was fitted.
+    ``name`` is the first part of the files' names; without features there are no widths. ``rows`` are the
+    valid rows of each view, holes included. Items with keys below ``learned`` were there when the model was
+    fitted.
     """
 
     kind: Literal["flat", "hnsw"]
     dtype: Literal["float32", "float16"]
     dimensions: dict[Task, Width]
     widths: dict[View, Width]
-    vectors: Name
-    features: Name | None
+    name: Name
     rows: dict[View, Count]
     next_key: Count
     learned: Count
@@ -95,24 +95,19 @@ class Layout(Schema, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse a layout without one of the views or tasks."""
-        widths = set() if self.features is None else set(VIEWS)
-        if (set(self.dimensions), set(self.rows), set(self.widths)) != (set(TASKS), set(VIEWS), widths):
+        names = set(self.dimensions), set(self.rows), set(self.widths) or set(VIEWS)
+        if names != (set(TASKS), set(VIEWS), set(VIEWS)):
             raise InputError(f"expected the tasks {', '.join(TASKS)} and the views {', '.join(VIEWS)}")
 
     def files(self, view: View) -> dict[Task | View, tuple[str, np.dtype[Any], int]]:
         """Return name, dtype and width of the files with the rows of a view."""
         task = TASK_OF[view]
         files: dict[Task | View, tuple[str, np.dtype[Any], int]] = {
-            task: (f"{self.vectors}.{task}", np.dtype(self.dtype).newbyteorder("<"), self.dimensions[task])
+            task: (f"{self.name}.{task}", np.dtype(self.dtype).newbyteorder("<"), self.dimensions[task])
         }
-        if self.features is not None:
-            files[view] = f"{self.features}.{view}", np.dtype("<f4"), self.widths[view]
+        if self.widths:
+            files[view] = f"{self.name}.{view}", np.dtype("<f4"), self.widths[view]
         return files
-
-    @property
-    def names(self) -> set[str]:
-        """The names of all files of rows."""
-        return {name for view in VIEWS for name, _, _ in self.files(view).values()}
 
 
 def check_writable(folder: str | os.PathLike[str]) -> Path:
@@ -141,7 +136,7 @@ def list_files(folder: Path) -> tuple[str, list[str]]:
     """Return the version that a downloaded database names, and its files of rows."""
     with Database(folder, immutable=True).reading() as connection:
         version, layout = read_current_layout(connection, folder)
-    return version.id, [f"{ROWS}/{name}" for name in sorted(layout.names)]
+    return version.id, [f"{ROWS}/{file}" for view in VIEWS for file, _, _ in layout.files(view).values()]
 
 
 def has_items(folder: Path) -> bool:
@@ -159,36 +154,94 @@ def check_version(version: Version) -> None:
 
 
 def write_folder(
-    folder: Path, fill: Callable[[Connection, str], Layout | None], write_model: Callable[[Path], None]
+    folder: Path, store: MemoryStore | None, write_model: Callable[[Path], None]
 ) -> tuple[Version, Layout | None]:
-    """Make a new version of a folder the current one; ``fill`` writes items and rows, under the name given.
+    """Put a model and items into a folder, in place of what it holds.
 
-    A folder without items, which only names a database, has no layout.
+    A folder without a store only names a database; it has no layout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = Database(folder, create=True)
     with database.writing() as connection:
-        previous = read_version(folder, connection)
-        version, layout = write_current(connection, folder, previous, fill, write_model)
+        version, layout = write_current(connection, folder, store, write_model)
     tidy(database)
     return version, layout
 
 
-def clear_items(connection: Connection) -> None:
-    """Forget all items."""
-    for table in ("items", "changes"):
-        connection.execute(f"DELETE FROM {table}")  # noqa: S608
+def write_current(
+    connection: Connection,
+    folder: Path,
+    store: MemoryStore | None,
+    write_model: Callable[[Path], None] | None,
+    layout: Layout | None = None,
+) -> tuple[Version, Layout | None]:
+    """Write a model and all items and rows of a store to new files, and name them in the database.
+
+    Without ``write_model`` the model stays; with a ``layout``, items and rows do.
+    """
+    check_own(folder, VERSIONS, ROWS)
+    (folder / ROWS).mkdir(exist_ok=True)
+    previous = read_version(folder, connection)
+    name = next_version("" if previous is None else previous.id)
+    if layout is None:
+        for table in ("items", "changes"):
+            connection.execute(f"DELETE FROM {table}")  # noqa: S608
+        layout = None if store is None else _write_items(connection, folder, name, store)
+    if write_model is not None:
+        version = write_files(folder, name, write_model)
+    else:
+        assert previous is not None
+        version = previous
+    contents = None if layout is None else msgspec.json.encode(layout).decode()
+    connection.execute("DELETE FROM current")
+    connection.execute("INSERT INTO current VALUES (?, ?, ?)", (version.id, version.digest, contents))
+    flush_folder(folder)
+    return version, layout
+
+
+def _write_items(connection: Connection, folder: Path, name: str, store: MemoryStore) -> Layout:
+    """Write all items and their rows, one row behind the other."""
+    places = store.table.places
+    if type(places) is not Places or places.folder != folder:  # else items in memory rely on them
+        places = Places.of((item for _, item in store.table), folder)
+    layout = Layout(
+        store.kind,  # type: ignore[arg-type]
+        store.dtype,  # type: ignore[arg-type]
+        {task: store.indexes[task].dimension for task in TASKS},
+        {view: index.dimension for view, index in store.kept.items()},
+        name,
+        {view: store.count(view) for view in VIEWS},
+        store.table.next_key,
+        store.learned,
+        places.describe(),
+    )
+    for view in VIEWS:
+        insert_items(
+            connection, places, store.items(view), store.table.keys(view).tolist(), itertools.count()
+        )
+        for kind, (file, dtype, _) in layout.files(view).items():
+            index = store.indexes[kind] if kind in TASKS else store.kept[kind]  # type: ignore[index]
+            with open_rows(folder, file) as write:
+                first = 0
+                for chunk in index.chunks():
+                    write(first, np.asarray(chunk.vectors, dtype))
+                    first += len(chunk)
+    flush_folder(folder / ROWS)
+    return layout
 
 
 def read_items(
     connection: Connection, folder: Path, first: int = 0, change: int = 0
 ) -> tuple[list[StoredItem], Keys, Keys]:
     """Return the items with keys from ``first`` on, or changed after ``change``, with their keys and rows."""
-    statement = (
-        "SELECT key, row, item FROM items "
-        "WHERE key >= ? OR key IN (SELECT key FROM changes WHERE number > ?) ORDER BY key"
+    # CROSS JOIN looks up these keys; otherwise SQLite would look at every item.
+    changed = connection.execute(
+        "SELECT DISTINCT items.key, row, item FROM changes CROSS JOIN items USING (key) "
+        "WHERE number > ? AND key < ? ORDER BY items.key",
+        (change, first),
     )
-    return parse_items(connection.execute(statement, (first, change)), folder / FILE)
+    new = connection.execute("SELECT key, row, item FROM items WHERE key >= ? ORDER BY key", (first,))
+    return parse_items(itertools.chain(changed, new), folder / FILE)
 
 
 def insert_items(
@@ -227,31 +280,6 @@ def _execute(connection: Connection, statement: str, values: Iterable[tuple[Any,
         raise InputError(f"{text} is not valid Unicode text; rename the file or the id.") from None
 
 
-def write_current(
-    connection: Connection,
-    folder: Path,
-    previous: Version | None,
-    fill: Callable[[Connection, str], Layout | None],
-    write_model: Callable[[Path], None] | None,
-) -> tuple[Version, Layout | None]:
-    """Write files of rows and, unless the model stays, a version; name them in the database."""
-    check_own(folder, VERSIONS, ROWS)
-    for name in (VERSIONS, ROWS):
-        (folder / name).mkdir(exist_ok=True)
-    name = next_version("" if previous is None else previous.id)
-    layout = fill(connection, name)
-    if write_model is None:
-        assert previous is not None
-        version = previous
-    else:
-        version = write_files(folder, name, write_model)
-    contents = None if layout is None else msgspec.json.encode(layout).decode()
-    connection.execute("DELETE FROM current")
-    connection.execute("INSERT INTO current VALUES (?, ?, ?)", (version.id, version.digest, contents))
-    flush_folder(folder)
-    return version, layout
-
-
 def tidy(database: Database) -> None:
     """Show the card of the current version, and remove the files of others and of killed writers.
 
@@ -265,9 +293,9 @@ def tidy(database: Database) -> None:
             for name in FOR_PEOPLE:
                 _show(current.path / name, folder / name, [path / name for path in others])
         remove_others(folder, current)
-        used = set() if layout is None else layout.names
         for path in (folder / ROWS).iterdir():
-            if _ROW_FILE.fullmatch(path.name) and path.name not in used:
+            match = _ROW_FILE.fullmatch(path.name)
+            if match is not None and (layout is None or match[1] != layout.name):
                 with suppress(OSError):  # on Windows, a file that is mapped
                     path.unlink()
 
@@ -325,36 +353,6 @@ def open_rows(folder: Path, name: str) -> Iterator[Callable[[int, Floats], None]
         yield write
         file.flush()
         os.fsync(file.fileno())
-
-
-def write_rows(
-    folder: Path, layout: Layout, store: MemoryStore, rows: Mapping[View, Keys], only: Iterable[str] = ()
-) -> None:
-    """Write the rows of a store's items to new files: the vectors and features of a view's n-th item to row n
-    of ``rows``; only files whose names begin so, if any are given.
-    """
-    for view in VIEWS:
-        for name, (file, dtype, width) in layout.files(view).items():
-            if only and file.partition(".")[0] not in only:
-                continue
-            index = store.indexes[name] if name in TASKS else store.kept[name]  # type: ignore[index]
-            with open_rows(folder, file) as write:
-                done = 0
-                for chunk in index.chunks():
-                    places = rows[view][done : done + len(chunk)]
-                    # Holes are zeros.
-                    block = np.zeros((int(places[-1] - places[0]) + 1, width), dtype)
-                    block[places - places[0]] = chunk.vectors
-                    write(int(places[0]), block)
-                    done += len(chunk)
-    flush_folder(folder / ROWS)
-
-
-def read_row_numbers(connection: Connection, store: MemoryStore) -> dict[View, Keys]:
-    """Return the row of each item of a view, in the order of their keys."""
-    pairs = np.array(connection.execute("SELECT key, row FROM items ORDER BY key").fetchall(), np.int64)
-    pairs = pairs.reshape(-1, 2)
-    return {view: pairs[np.searchsorted(pairs[:, 0], store.table.keys(view)), 1] for view in VIEWS}
 
 
 def map_rows(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, int]) -> Floats:

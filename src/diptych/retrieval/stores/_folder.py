@@ -4,7 +4,8 @@
 committed, writes new rows behind the valid ones, flushes them, and then commits the items together with the
 number of valid rows. So an addition is on the disk when it returns, and one that was killed leaves rows that
 the next writer overwrites. An item that gets another vector gets a new key and a new row. Removed items leave
-holes. Once more than half of the rows are holes, the rows are written again without them.
+holes. Once more than half of the rows are holes, or there were twice as many changes as rows, the rows are
+written again without holes, and the log of changes begins anew.
 
 **A new model** (a fit, a refit, a calibration) is a new version and new files of rows, written completely and
 flushed before the commit that makes them current. Then the old files are removed; a process that has them
@@ -22,7 +23,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -36,6 +37,7 @@ from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PublishedPlaces, StoredItem, View
 from diptych.retrieval.stores._base import (
     Block,
+    Change,
     Contents,
     Floats,
     Listing,
@@ -50,7 +52,6 @@ from diptych.retrieval.stores._files import (
     Layout,
     check_version,
     check_writable,
-    clear_items,
     delete_items,
     insert_items,
     map_rows,
@@ -58,7 +59,6 @@ from diptych.retrieval.stores._files import (
     read_current_layout,
     read_graph,
     read_items,
-    read_row_numbers,
     read_rows,
     tidy,
     update_items,
@@ -66,7 +66,6 @@ from diptych.retrieval.stores._files import (
     write_folder,
     write_graph,
     write_layout,
-    write_rows,
 )
 from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
 
@@ -133,33 +132,12 @@ class FolderStore:
         """
         folder = check_writable(folder)
 
-        def fill(connection: Connection, name: str) -> Layout:
-            places = Places.of((item for _, item in store.table), folder)
-            keys = {view: store.table.keys(view) for view in VIEWS}
-            layout = Layout(
-                store.kind,  # type: ignore[arg-type]
-                store.dtype,  # type: ignore[arg-type]
-                {task: store.indexes[task].dimension for task in TASKS},
-                {view: index.dimension for view, index in store.kept.items()},
-                name,
-                name if store.kept else None,
-                {view: len(keys[view]) for view in VIEWS},
-                store.table.next_key,
-                store.learned,
-                places.describe(),
-            )
-            write_rows(folder, layout, store, {view: np.arange(len(keys[view])) for view in VIEWS})
-            clear_items(connection)
-            for view in VIEWS:
-                insert_items(connection, places, store.items(view), keys[view].tolist(), itertools.count())
-            return layout
-
         def write_files(path: Path) -> None:
             for task, index in store.indexes.items() if graphs else ():
                 write_graph(path, task, index)
             write_model(path)
 
-        version, layout = write_folder(folder, fill, write_files)
+        version, layout = write_folder(folder, store, write_files)
         assert layout is not None
         return cls(folder, loaded=Loaded(version, layout, store))
 
@@ -176,7 +154,7 @@ class FolderStore:
     @property
     def keeps_features(self) -> bool:
         """Whether the features of items are stored."""
-        return self._loaded.layout.features is not None
+        return bool(self._loaded.layout.widths)
 
     @property
     def resident(self) -> MemoryStore:
@@ -272,20 +250,14 @@ class FolderStore:
         self._compact_sparse()
 
     def update(
-        self,
-        ids: Sequence[str],
-        change: Callable[[Item], Item],
-        version: str,
-        vectors: Floats | None = None,
-        features: Floats | None = None,
+        self, ids: Sequence[str], change: Change, version: str, content: Block | None = None
     ) -> list[Item]:
         """Change items in one transaction; see ``Store.update``."""
         with self._transaction(version) as (connection, loaded):
             changed = loaded.store.change_items(ids, change)
             items = list(changed.values())
-            if vectors is not None:
-                block = Block(items[0].view, items, vectors, features)
-                self._add(connection, loaded, [block], replace=True)
+            if content is not None:
+                self._add(connection, loaded, [replace(content, items=items)], replace=True)
             else:
                 layout, places = loaded.layout, self._places(loaded.layout, items)
                 update_items(connection, places, changed)
@@ -342,61 +314,36 @@ class FolderStore:
             if not contents.same_vectors:
                 store = store.replace(lambda: contents, version)
 
-            def fill(connection: Connection, name: str) -> Layout:
-                if contents.same_vectors:
-                    return loaded.layout
-                layout = msgspec.structs.replace(
-                    loaded.layout, vectors=name, dimensions=dict(contents.dimensions), learned=store.learned
-                )
-                write_rows(self.folder, layout, store, read_row_numbers(connection, store), {name})
-                return layout
-
             def write_model(folder: Path) -> None:
                 for task, index in store.indexes.items():
                     write_graph(folder, task, index)
                 contents.write_model(folder)
 
-            self._put_in_use(connection, loaded, fill, write_model, store)
+            stays = loaded.layout if contents.same_vectors else None
+            self._put_in_use(connection, store, write_model, stays)
         self._tidy()
         return self
 
     def compact(self) -> None:
         """Write all rows again, without those of removed items."""
         with self._transaction() as (connection, loaded):
-            store = loaded.store
-
-            def fill(connection: Connection, name: str) -> Layout:
-                keys = {view: store.table.keys(view) for view in VIEWS}
-                layout = msgspec.structs.replace(
-                    loaded.layout,
-                    vectors=name,
-                    features=name if store.kept else None,
-                    rows={view: len(keys[view]) for view in VIEWS},
-                )
-                write_rows(self.folder, layout, store, {view: np.arange(len(keys[view])) for view in VIEWS})
-                for view in VIEWS:
-                    rows = enumerate(keys[view].tolist())
-                    connection.executemany("UPDATE items SET row = ? WHERE key = ?", rows)
-                connection.execute("DELETE FROM changes")
-                return layout
-
-            self._put_in_use(connection, loaded, fill, None, store)
+            self._put_in_use(connection, loaded.store, None)
         self._tidy()
 
     def _put_in_use(
         self,
         connection: Connection,
-        loaded: Loaded,
-        fill: Callable[[Connection, str], Layout],
-        write_model: Callable[[Path], None] | None,
         store: MemoryStore,
+        write_model: Callable[[Path], None] | None,
+        layout: Layout | None = None,
     ) -> None:
         """Write other files, commit, and go on with ``store``, which holds what they do."""
-        version, layout = write_current(connection, self.folder, loaded.version, fill, write_model)
+        version, layout = write_current(connection, self.folder, store, write_model, layout)
         assert layout is not None
         with self._syncing:  # so that no search reads everything again
             connection.execute("COMMIT")
-            self._loaded = Loaded(version, layout, store, 0 if write_model is None else loaded.change)
+            change = self._loaded.change if layout.name == self._loaded.layout.name else 0
+            self._loaded = Loaded(version, layout, store, change)
 
     def _tidy(self) -> None:
         with self._writing:
@@ -430,7 +377,7 @@ class FolderStore:
     def _catch_up(self, loaded: Loaded) -> Loaded:
         with self._database.reading() as connection:
             version, layout = read_current_layout(connection, self.folder)
-            same = (version, layout.names) == (loaded.version, loaded.layout.names)
+            same = (version, layout.name) == (loaded.version, loaded.layout.name)
             first = loaded.layout.next_key if same else layout.next_key
             items, keys, rows = read_items(connection, self.folder, first, loaded.change)
             changes = connection.execute(
@@ -438,16 +385,32 @@ class FolderStore:
             ).fetchall()
         if not same:
             return self._load()
+        try:
+            self._apply(loaded, layout, {key for _, key in changes}, items, keys, rows)
+        except (InputError, OSError):  # the files were replaced meanwhile
+            return self._load()
+        return Loaded(version, layout, loaded.store, changes[-1][0] if changes else loaded.change)
+
+    def _apply(
+        self,
+        loaded: Loaded,
+        layout: Layout,
+        changed: set[int],
+        items: Sequence[StoredItem],
+        keys: Keys,
+        rows: Keys,
+    ) -> None:
+        """Make the changes in memory that were committed."""
         store = loaded.store
         store.table.places = self.reading.places(layout, self.folder)
-        n_changed = int(np.searchsorted(keys, first))
-        for key, changed in zip(keys[:n_changed].tolist(), items, strict=False):
-            store.table.change(key, changed)
-        gone = {key for _, key in changes}.difference(keys.tolist())
+        gone = changed.difference(keys.tolist())
+        n_changed = int(np.searchsorted(keys, loaded.layout.next_key))
+        for key, item in zip(keys[:n_changed].tolist(), items, strict=False):
+            store.table.change(key, item)
         items, keys, rows = items[n_changed:], keys[n_changed:], rows[n_changed:]
-        removed = {key: item for key in gone if (item := store.table.get(key)) is not None}
+        removed = {key: its for key in gone if (its := store.table.get(key)) is not None}
         view_of = {item.id: item.view for item in items}
-        replaced = {key: item.view for key, item in removed.items() if view_of.get(item.id) == item.view}
+        replaced = {key: its.view for key, its in removed.items() if view_of.get(its.id) == its.view}
         if removed.keys() - replaced:
             store.drop(np.array(sorted(removed.keys() - replaced), np.int64))
         for view in VIEWS:
@@ -461,7 +424,6 @@ class FolderStore:
                 replacing = [key for key, its_view in replaced.items() if its_view == view]
                 store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen], replacing)
         store.table.next_key = layout.next_key
-        return Loaded(version, layout, store, changes[-1][0] if changes else loaded.change)
 
     def _load(self) -> Loaded:
         """Read everything; again if the files were replaced meanwhile."""
@@ -517,7 +479,7 @@ class FolderStore:
         )
 
     def _compact_sparse(self) -> None:
-        """Write all rows again if more than half of them are holes."""
-        rows = sum(self._loaded.layout.rows.values())
-        if rows >= COMPACTED and 2 * len(self._loaded.store.table) < rows:
+        """Write all rows again if more than half of them are holes, or the log of changes is long."""
+        loaded, rows = self._loaded, sum(self._loaded.layout.rows.values())
+        if rows >= COMPACTED and (2 * len(loaded.store.table) < rows or loaded.change > 2 * rows):
             self.compact()

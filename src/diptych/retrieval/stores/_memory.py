@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +27,16 @@ from diptych.retrieval._items import (
     other_view,
     unknown_item,
 )
-from diptych.retrieval.stores._base import Block, Contents, Floats, Listing, Matches, State, TakenError
+from diptych.retrieval.stores._base import (
+    Block,
+    Change,
+    Contents,
+    Floats,
+    Listing,
+    Matches,
+    State,
+    TakenError,
+)
 from diptych.retrieval.stores._columns import Columns
 from diptych.retrieval.stores._faiss import DTYPES, VectorIndex
 
@@ -223,7 +233,7 @@ class MemoryStore:
         for attempt in itertools.count():
             before = self._replaced
             allowed = None if where is None else self.table.find(SEARCHED[task], where)
-            if where is not None and allowed is not None and not len(allowed):
+            if where is not None and allowed is not None and not len(allowed) and not attempt:
                 self.table.check_keys(where)
             if attempt:  # an item was removed after its vector matched: search among those that are left
                 present = self.table.keys(SEARCHED[task])
@@ -233,6 +243,7 @@ class MemoryStore:
             records = self.table.records(keys[:, :k])
             if records is not None and (allowed is None or self._is_settled(before, attempt)):
                 break
+            where = None if where is None else replace(where, all_stored=False)
         assert records is not None
         return Matches(products, records, self.table.make_item)
 
@@ -295,24 +306,19 @@ class MemoryStore:
         self._replaced += len(replaced) > 0
 
     def update(
-        self,
-        ids: Sequence[str],
-        change: Callable[[Item], Item],
-        version: str = "",
-        vectors: Floats | None = None,
-        features: Floats | None = None,
+        self, ids: Sequence[str], change: Change, version: str = "", content: Block | None = None
     ) -> list[Item]:
         with self._writing:
             changed = self.change_items(ids, change)
             items = list(changed.values())
-            if vectors is None:
+            if content is not None:
+                self.add([replace(content, items=items)], replace=True)
+            else:
                 for key, item in changed.items():
                     self.table.change(key, item)
-            else:
-                self.add([Block(items[0].view, items, vectors, features)], replace=True)
         return items
 
-    def change_items(self, ids: Sequence[str], change: Callable[[Item], Item]) -> dict[int, Item]:
+    def change_items(self, ids: Sequence[str], change: Change) -> dict[int, Item]:
         """Return what ``change`` makes of some items, by their keys; unknown ids are refused."""
         changed = {}
         for item_id in ids:
@@ -371,6 +377,8 @@ class MemoryStore:
             page = [self.table.get(key) for key in keys[listing.offset : listing.end].tolist()]
             if self._is_settled(before, attempt):
                 break
+            if listing.where is not None:
+                listing = replace(listing, where=replace(listing.where, all_stored=False))
         return [item for item in page if item is not None], len(keys)
 
     def _list_keys(self, listing: Listing) -> Keys:
@@ -380,7 +388,7 @@ class MemoryStore:
         if listing.where is not None:
             allowed = [self.table.find(view, listing.where) for view in views]
             if not any(some is None for some in allowed):
-                keys = np.intersect1d(keys, np.concatenate([some for some in allowed if some is not None]))
+                keys = keys[np.isin(keys, np.concatenate([some for some in allowed if some is not None]))]
             if not len(keys):
                 self.table.check_keys(listing.where)
         if listing.order_by is not None:

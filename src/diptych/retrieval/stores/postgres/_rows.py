@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +25,7 @@ from diptych.retrieval._filters import (
     required_keys,
 )
 from diptych.retrieval._items import VIEWS, Item, View, other_view, unknown_item
-from diptych.retrieval.stores._base import Floats, Listing, TakenError, search_in_steps
+from diptych.retrieval.stores._base import Change, Floats, Listing, TakenError, search_in_steps
 from diptych.retrieval.stores.postgres._connection import Connection
 from diptych.retrieval.stores.postgres._schema import MAX_GRAPH_DIMENSION, Version, cast_for_graph
 
@@ -160,7 +160,7 @@ def delete_replaced(connection: Connection, version: Version, view: View, items:
 
 
 def change_items(
-    connection: Connection, version: Version, ids: Sequence[str], change: Callable[[Item], Item]
+    connection: Connection, version: Version, ids: Sequence[str], change: Change
 ) -> dict[int, Item]:
     """Return what ``change`` makes of some items, by their keys; unknown ids are refused."""
     stored = {item.id: (key, item) for key, item in read_items(connection, version, ids=ids)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +21,7 @@ from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import SEARCHED, TASK_OF, Item, View, check_unique
 from diptych.retrieval.stores._base import (
     Block,
+    Change,
     Contents,
     Floats,
     Listing,
@@ -170,12 +172,7 @@ class PostgresStore:
         self._write(write)
 
     def update(
-        self,
-        ids: Sequence[str],
-        change: Callable[[Item], Item],
-        version: str,
-        vectors: Floats | None = None,
-        features: Floats | None = None,
+        self, ids: Sequence[str], change: Change, version: str, content: Block | None = None
     ) -> list[Item]:
         """Change items in one transaction; see ``Store.update``."""
 
@@ -184,11 +181,10 @@ class PostgresStore:
             changed = change_items(connection, current, ids, change)
             items = list(changed.values())
             check_storable(items, self._address.max_item)
-            if vectors is None:
-                update_items(connection, current, changed)
+            if content is not None:
+                self._add(connection, current, replace(content, items=items), replace=True)
             else:
-                block = Block(items[0].view, items, vectors, features)
-                self._add(connection, current, block, replace=True)
+                update_items(connection, current, changed)
             return items
 
         return self._write(write)
