@@ -8,9 +8,11 @@ everything but the encoding: reading, decoding, hashing, storing, searching. Eve
 
 from __future__ import annotations
 
-from measuring import clock, pin_threads, record
+from measuring import clock, pin_threads, record, require
 
 pin_threads(1)
+for package in ("fastembed", "onnx", "pytest"):
+    require(package, 'pip install ".[encoders]" onnx pytest')
 
 import csv  # noqa: E402
 import json  # noqa: E402

@@ -1,5 +1,6 @@
 """What image files say of themselves: captions, tags, date, place, camera, orientation."""
 
+import numpy as np
 import pytest
 
 from diptych import read_pairs
@@ -119,6 +120,22 @@ class TestMetadata:
         (tmp_path / "a.jpg").write_bytes(content)
         text = read_photo(tmp_path / "a.jpg")
         assert (text.captions, text.metadata) == ({}, {})
+
+    @pytest.mark.parametrize("suffix", ["jpg", "webp", "tif", "png"])
+    def test_bytes_at_random_never_raise(self, tmp_path, suffix):
+        rng = np.random.default_rng(0)
+        exif = make_exif(make="Canon", taken="2024:06:01 12:30:00", gps={1: "S", 2: (33.0, 51.0, 24.0)})
+        content = {"xmp": make_xmp(["A dog"], tags=["dog"])} if suffix in ("jpg", "webp") else {}
+        iptc = make_iptc(d120=[b"A dog"]) if suffix == "jpg" else b""
+        path = write_photo(tmp_path / f"a.{suffix}", exif=exif, iptc=iptc, **content)
+        whole = np.frombuffer(path.read_bytes(), np.uint8)
+        assert read_photo(path).metadata["date"] == "2024-06-01T12:30:00"
+        for _ in range(150):
+            damaged = whole[: rng.integers(1, len(whole) + 1)].copy()
+            places = rng.integers(0, min(len(damaged), 900), 5)
+            damaged[places] = rng.integers(0, 256, 5)
+            path.write_bytes(damaged.tobytes())
+            read_photo(path)
 
 
 def test_photos_of_a_folder(tmp_path):
