@@ -129,7 +129,7 @@ class TestMetadata:
         iptc = make_iptc(d120=[b"A dog"]) if suffix == "jpg" else b""
         path = write_photo(tmp_path / f"a.{suffix}", exif=exif, iptc=iptc, **content)
         whole = np.frombuffer(path.read_bytes(), np.uint8)
-        assert read_photo(path).metadata["date"] == "2024-06-01T12:30:00"
+        assert read_photo(path).metadata["camera"] == "Canon"
         for _ in range(150):
             damaged = whole[: rng.integers(1, len(whole) + 1)].copy()
             places = rng.integers(0, min(len(damaged), 900), 5)
