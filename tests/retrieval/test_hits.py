@@ -34,7 +34,7 @@ def test_a_notebook_shows_small_escaped_copies_of_local_images(hits):
     assert "0.500" in shown
     assert "0.250" in shown
     assert "x" * 301 not in shown
-    assert "<p>30 more</p>" in Hits([hits[4]] * 80)._repr_html_()
+    assert "<p>60 more</p>" in Hits([hits[4]] * 80)._repr_html_()
 
 
 def test_a_frame_has_a_column_for_each_field_and_key(hits):

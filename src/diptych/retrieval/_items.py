@@ -54,7 +54,7 @@ PLACE = ("latitude", "longitude")
 UPLOADS = "uploads"
 """Files that were sent to a server, in the model folder."""
 
-_SHOWN_HITS, _SHOWN_LETTERS, _SHOWN_PIXELS = 50, 300, 50_000_000  # in a notebook
+_SHOWN_HITS, _SHOWN_LETTERS, _SHOWN_PIXELS = 20, 300, 50_000_000  # in a notebook
 
 MAX_CHARACTERS = 2**20
 """Of one stored item as JSON."""
@@ -209,16 +209,16 @@ class Hits(Sequence[Hit]):
 
     def _repr_html_(self) -> str:
         """Return a table of the first hits for a notebook, with small copies of images on this machine."""
-        hits = list(islice(self, _SHOWN_HITS))
-        rows = [["", "score", "probability", "id", "text", "metadata"]]
+        hits, rows = self[:_SHOWN_HITS], []
         for hit in hits:
-            scores = [f"{hit.score:.3f}", "" if hit.probability is None else f"{hit.probability:.3f}"]
+            probability = "" if hit.probability is None else f"{hit.probability:.3f}"
             about = ", ".join(f"{name}: {value}" for name, value in hit.metadata.items())
-            rows.append([*scores, *(escape(_cut(words)) for words in (hit.id, hit.text or "", about))])
-            rows[-1].insert(0, _show_image(hit.path))
-        table = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+            texts = [escape(_cut(words)) for words in (hit.id, hit.text or "", about)]
+            rows.append([_show_image(hit.path), f"{hit.score:.3f}", probability, *texts])
+        head = "".join(f"<th>{name}</th>" for name in ("", "score", "probability", "id", "text", "metadata"))
+        body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
         rest = f"<p>{len(self) - len(hits)} more</p>" if len(self) > len(hits) else ""
-        return f"<table>{table}</table>{rest}"
+        return f"<table><tr>{head}</tr>{body}</table>{rest}"
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each hit, and a column for each key of the metadata."""
