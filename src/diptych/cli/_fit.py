@@ -173,7 +173,8 @@ def fit(
             **settings["retriever"],
         )
     else:
-        given = {"--vectors": vectors, "--index": index != "flat", "--dtype": dtype != "float32"}
+        given = {"--vectors": vectors, "--views": views != opt.VIEWS}
+        given |= {"--index": index != "flat", "--dtype": dtype != "float32"}
         given |= {f"{key} in the settings": True for key in (*settings["hkse"], *settings["retriever"])}
         refuse_settings(
             [name for name, value in given.items() if value],
