@@ -1,14 +1,19 @@
 """``index``, ``sync``, ``add`` and ``fit`` on a library of photos, with small networks in place of CLIP."""
 
 import json
+import re
+import shlex
+import shutil
+from pathlib import Path
 
 import pytest
 
 from commands import refused, run, run_json
 from diptych.cli import _index
 from diptych.scenes import make_scenes
-from fastembed_models import write_fastembed_cache
-from photo_files import make_xmp, write_photo
+from example_files import code_blocks
+from fastembed_models import TEXT, VISION, cached_folder, write_fastembed_cache
+from photo_files import make_exif, make_xmp, write_photo
 
 N = 40
 
@@ -172,3 +177,32 @@ def test_without_fastembed_towers_must_be_named(place, monkeypatch):
     message = refused("index", "photos", "-o", "library")
     assert "searched with CLIP, by fastembed; install with: pip install" in message
     assert "name both towers of a dual encoder" in message
+
+
+class TestThePage:
+    page = Path(__file__).parents[2] / "docs" / "photos.md"
+
+    def test_its_commands_run(self, place, cache):
+        for name in (VISION, TEXT):
+            shutil.copytree(cached_folder(cache, name), place / name.split("/")[1])
+        exif, xmp = make_exif(taken="2024:07:01 12:00:00"), make_xmp(["A red card"], tags=["beach"])
+        for name in ("more-photos/a.jpg", "photos/2024/beach.jpg", "photo.jpg"):
+            write_photo(place / name, exif=exif, xmp=xmp)
+        (place / "years.csv").write_text("image,year\nscene-000003.png,2020\n")
+        text = self.page.read_text("utf-8").replace("\\\n", "")
+        blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+        lines = [line for block in blocks for line in block.splitlines()]
+        assert len(lines) >= 10
+        for line in lines:
+            some_have_no_caption = line.startswith("diptych check")
+            result = run(*shlex.split(line, comments=True)[1:])
+            assert result.exit_code == some_have_no_caption, line
+        assert run("remove", "library", "2024/beach.jpg").exit_code == 0
+        assert not run_json("sync", "library")["added"]
+
+    def test_its_python_runs(self, place):
+        names = {}
+        (block,) = code_blocks(self.page)
+        exec(block, names)
+        assert len(names["hits"]) == 10
+        assert names["report"].unchanged == N
