@@ -17,6 +17,7 @@ from diptych._checks import InputError
 from diptych.data import PairedDataset
 from diptych.encoders import FunctionEncoder, PyramidDescriptor
 from diptych.retrieval import _sync
+from diptych.retrieval._folder import save_published
 from diptych.retrieval._merging import merge_pairs
 from photo_files import COLOURS, make_exif, make_library, make_xmp, towers, write_photo
 
@@ -158,6 +159,16 @@ class TestSync:
             shutil.move(tmp_path / name, tmp_path / "elsewhere")
         moved = reopen(tmp_path / "elsewhere" / "library")
         assert (moved.sync().unchanged, moved.sync().gone) == (3, [])
+
+    def test_copies_and_published_models_know_no_folders(self, library, tmp_path):
+        library.save(tmp_path / "copy")
+        save_published(library, tmp_path / "published", "me/photos", keep_features=False, front_matter="")
+        for name in ("copy", "published"):
+            content = (tmp_path / name / "items.sqlite").read_bytes()
+            assert b"a.jpg" in content
+            assert b"sha256 TEXT NOT NULL, PRIMARY KEY" not in content
+        with pytest.raises(InputError, match="knows no folder"):
+            reopen(tmp_path / "copy").sync()
 
     def test_a_library_in_its_own_folder_of_photos(self, photos):
         library = make_library(photos / "library")
