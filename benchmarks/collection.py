@@ -1,7 +1,8 @@
 """Adding to a folder of items, removing and loading: ``python benchmarks/collection.py [--sizes 10000 …]``.
 
 Each addition and removal is on the disk when it returns. Beside them stand the same items as rows of SQLite
-alone, with each of its journals, and with ``--peers`` LanceDB and Chroma. ``--sizes 1000000`` needs about 6 GiB of memory and of disk.
+alone, with each of its journals, and with ``--peers`` LanceDB and Chroma. ``--sizes 1000000`` needs about
+6 GiB of memory and of disk.
 """
 
 from __future__ import annotations

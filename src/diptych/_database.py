@@ -5,13 +5,13 @@ valid. Its transactions are the only lock and the only journal of such a folder.
 
 **Settings.** The journal is SQLite's write-ahead log, so that searches never wait for a writer: a search
 only looks at a counter (``data_version``, some microseconds). ``synchronous=FULL`` flushes each commit to the
-disk. One durable addition takes half the time of one with the classic rollback journal, which flushes four
-times (``python benchmarks/collection.py`` measures both). Processes on several machines cannot share the
-memory that the log needs, so all processes that use a folder run on one machine. A writer waits up to a
+disk: once, where the classic rollback journal flushes four times and takes several times as long (``python
+benchmarks/collection.py --peers`` measures both). Processes on several machines cannot share the memory that
+the log needs, so all processes that use a folder run on one machine. A writer waits up to a
 minute for another, in steps of a second, so that Ctrl+C ends it. Where nothing may be written, the file is
-read as it is. The log is folded into the file when the last process closes it; until then a copy of the
-folder must include ``items.sqlite-wal``. Copying a folder while it is written may give a damaged copy, which
-``Retriever.save`` to another folder never does.
+read as it is. The log is folded into the file after a save or a refit, and when the last process closes it;
+otherwise a copy of the folder must include ``items.sqlite-wal``. Copying a folder while it is written may
+give a damaged copy, which ``Retriever.save`` to another folder never does.
 
 **Trust.** A file of a stranger can hold anything. Only the statements below may be its schema, so it has no
 views and triggers; rows are bounded, and every value is checked by its reader.
@@ -78,13 +78,13 @@ class Database:
     """The database of one folder, a real path: a connection for reading, and one for writing.
 
     Each connection is for one thread at a time. A process that was forked opens its own. With ``create``, a
-    missing file is made; ``immutable`` promises that nobody writes to it.
+    missing file is made. A file of others is ``read_only``.
     """
 
-    def __init__(self, folder: Path, *, create: bool = False, immutable: bool = False) -> None:
+    def __init__(self, folder: Path, *, create: bool = False, read_only: bool = False) -> None:
         self.folder, self.path = folder, folder / FILE
         check_own(folder, FILE, *(f"{FILE}-{end}" for end in ("wal", "shm", "journal")))
-        self._immutable = immutable
+        self._read_only = read_only
         if create and not self.path.exists():
             self.path.touch()
         check_plain_file(self.path)
@@ -136,6 +136,11 @@ class Database:
         """Close the connections of this process."""
         self._finalizer()
 
+    def fold_log(self) -> None:
+        """Move what was committed from the log to the file itself, unless others are reading the log."""
+        with self._explain():
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def check_in_place(self) -> None:
         """Raise a ``MovedError`` if the folder has another file by now."""
         # SQLite has the file open, so its number belongs to no other.
@@ -154,7 +159,7 @@ class Database:
     @property
     def is_writable(self) -> bool:
         """Whether this process may write to the file."""
-        return not self._immutable and os.access(self.path, os.W_OK) and os.access(self.folder, os.W_OK)
+        return not self._read_only and os.access(self.path, os.W_OK) and os.access(self.folder, os.W_OK)
 
     @property
     def _reader(self) -> sqlite3.Connection:
@@ -180,8 +185,8 @@ class Database:
     def _mode(self) -> str:
         if self.is_writable:
             return "mode=rw"
-        logged = self.path.with_name(f"{FILE}-wal")
-        return "mode=ro" if not self._immutable and logged.exists() else "mode=ro&immutable=1"
+        logged = self.path.with_name(f"{FILE}-wal")  # without it, nobody has the file open for writing
+        return "mode=ro" if logged.exists() else "mode=ro&immutable=1"
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         latest = time.monotonic() + BUSY_SECONDS

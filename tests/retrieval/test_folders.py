@@ -460,3 +460,15 @@ def test_images_are_found_wherever_they_were_when_they_were_added(made, tmp_path
     moved = Retriever.load(tmp_path / "moved" / "model")
     assert moved.item("new 1").path == str(tmp_path / "moved" / "photos" / "1.png")
     assert moved.item("new 2").path == str(tmp_path / "b" / "2.png")
+
+
+def test_a_folder_that_others_have_open_is_whole_for_readers_and_copies(folder, made, tmp_path):
+    assert (folder / f"{FILE}-wal").stat().st_size == 0  # all that was saved is in the file itself
+    add(made.retriever, made, "new")
+    assert (folder / f"{FILE}-wal").stat().st_size > 0
+    published = Retriever.from_pretrained(folder)
+    assert published.item("new") is not None
+    published.remove("new")  # in memory
+    assert made.retriever.item("new") is not None
+    shutil.copytree(folder, tmp_path / "copied")
+    assert Retriever.load(tmp_path / "copied").item("new") is not None

@@ -16,7 +16,6 @@ from diptych.cli._encoders import LoadOptions
 from diptych.cli._options import TableOptions
 from diptych.cli._run import (
     RECALLS,
-    ResumedRun,
     RunOptions,
     exit_if_unreadable,
     hide_library_bars,
@@ -43,6 +42,12 @@ _CORRELATIONS = {
 Repository = Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: user/name.")]
 
 
+class ChangeOptions(RunOptions):
+    """How ``add`` and ``remove`` run."""
+
+    interrupted = "the change may have been made; diptych info says how many items there are"
+
+
 class PushOptions(RunOptions):
     """How ``push`` runs."""
 
@@ -63,7 +68,7 @@ def add(
     *,
     table: TableOptions,
     encoders: LoadOptions,
-    run: ResumedRun,
+    run: ChangeOptions,
 ) -> None:
     """Add images or pairs to a model. It learns from new pairs only with --refit.
 
@@ -150,7 +155,7 @@ def remove(
         list[str], typer.Argument(metavar="ID...", help="Ids of images or captions, or paths of images.")
     ],
     *,
-    run: RunOptions,
+    run: ChangeOptions,
 ) -> None:
     """Remove items from a model; an image is removed with its captions.
 

@@ -208,9 +208,8 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
 
         write_folder(place, None, write_address)
         return
-    written = FolderStore.write(
-        place, _snapshot(store), lambda path: write_model(path, searcher, keep, place=place)
-    )
+    searcher, items = _snapshot(retriever)
+    written = FolderStore.write(place, items, lambda path: write_model(path, searcher, keep, place=place))
     if isinstance(store, MemoryStore):
         version = written.state().version
         retriever._current.use(Searcher(searcher.fitted, written, searcher.encoders, version))
@@ -223,17 +222,16 @@ def save_published(
 
     Paths, uploads and graphs are left out, and without ``keep_features`` what only a refit needs.
     """
-    searcher = retriever.searcher
-    if searcher.store.address:
+    if retriever.searcher.store.address:
         raise InputError(
             "the items of this model are in a database and are not published; fit a model with index='flat'."
         )
-    if keep_features and not searcher.store.keeps_features:
+    if keep_features and not retriever.store.keeps_features:
         raise InputError("this model does not have its features, so keep_features has no effect.")
+    searcher, store = _snapshot(retriever)
     if not keep_features:
         fitted = replace(searcher.fitted, learned=Learned(searcher.fitted.learned.model))
         searcher = Searcher(fitted, searcher.store, searcher.encoders, searcher.version)
-    store = _snapshot(searcher.store)
     table, pairs = ItemTable(), list(store.table)
     items = strip_paths(item for _, item in pairs)
     table.add(items, np.array([key for key, _ in pairs], np.int64))
@@ -416,12 +414,17 @@ def write_card(searcher: Searcher, keep_features: bool, folder: Path, *names: st
     _description.write_card(searcher, keep_features, folder, *names)
 
 
-def _snapshot(store: Store) -> MemoryStore:
-    """Return what a store holds now, which nothing changes while it is written."""
-    if isinstance(store, FolderStore):
-        return FolderStore(store.folder, replace(store.reading, mmap=True)).resident
-    assert isinstance(store, MemoryStore)
-    return store
+def _snapshot(retriever: Retriever) -> tuple[Searcher, MemoryStore]:
+    """Return a retriever's model and its items, which nobody else changes while they are written."""
+    while True:
+        searcher = retriever.searcher
+        if isinstance(searcher.store, MemoryStore):
+            return searcher, searcher.store
+        assert isinstance(searcher.store, FolderStore)
+        copied = FolderStore(searcher.store.folder, replace(searcher.store.reading, mmap=True))
+        items = copied.resident
+        if copied.state().version == searcher.version:  # no other process has replaced the model meanwhile
+            return searcher, items
 
 
 def _record(encoders: Encoders, view: View, place: Path | None) -> EncoderRecord:

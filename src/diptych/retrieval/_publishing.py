@@ -45,7 +45,9 @@ def push(
         folder = Path(scratch) / "model"
         front_matter = _write_front_matter(hub, repo_id, license, retriever)
         # Before a repository is created, because it refuses what cannot be published.
-        save_published(retriever, folder, repo_id, keep_features=keep_features, front_matter=front_matter)
+        options: dict[str, Any] = {"keep_features": keep_features, "front_matter": front_matter}
+        with retriever._writing:
+            save_published(retriever, folder, repo_id, **options)
         created = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if branch is not None:
             api.create_branch(created, branch=branch, exist_ok=True)

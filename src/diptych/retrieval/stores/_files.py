@@ -134,7 +134,7 @@ def check_writable(folder: str | os.PathLike[str]) -> Path:
 
 def list_files(folder: Path) -> tuple[str, list[str]]:
     """Return the version that a downloaded database names, and its files of rows."""
-    with Database(folder, immutable=True).reading() as connection:
+    with Database(folder, read_only=True).reading() as connection:
         version, layout = read_current_layout(connection, folder)
     return version.id, [f"{ROWS}/{file}" for view in VIEWS for file, _, _ in layout.files(view).values()]
 
@@ -285,8 +285,14 @@ def tidy(database: Database) -> None:
 
     This is done alone, because others may be writing theirs; if it fails, the next writer does it.
     """
+    with suppress(UnavailableError, OSError):
+        _tidy(database)
+        database.fold_log()
+
+
+def _tidy(database: Database) -> None:
     folder = database.folder
-    with suppress(UnavailableError, OSError), database.writing() as connection:
+    with database.writing() as connection:
         current, layout = read_version(folder, connection), read_layout(connection, folder)
         if current is not None:
             others = [path for path in (folder / VERSIONS).iterdir() if VERSION_ID.fullmatch(path.name)]

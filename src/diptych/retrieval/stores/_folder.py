@@ -112,7 +112,7 @@ class FolderStore:
     def __init__(self, folder: Path, reading: Reading = Reading(), *, loaded: Loaded | None = None) -> None:
         self.folder, self.reading = folder, reading
         self._writing, self._syncing = threading.RLock(), threading.RLock()
-        self._database = Database(folder, immutable=reading.published)
+        self._database = Database(folder, read_only=reading.published)
         self._seen = self._database.data_version()
         self._loaded = self._load() if loaded is None else loaded
 
