@@ -41,6 +41,13 @@ SCHEMA = (
     "CREATE TABLE changes (number INTEGER PRIMARY KEY, key INTEGER NOT NULL)",
 )
 
+PHOTO_SCHEMA = (
+    "CREATE TABLE folders (number INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, from_model TEXT NOT NULL)",
+    "CREATE TABLE files (folder INTEGER NOT NULL, name TEXT NOT NULL, id TEXT NOT NULL, "
+    "size INTEGER NOT NULL, modified INTEGER NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (folder, name))",
+)
+"""Of libraries of photos alone: the folders they know, and what their files were when they were read."""
+
 MAX_ROW_BYTES = 2**24
 """Of one row of a table; a longer one is refused."""
 
@@ -222,8 +229,8 @@ class Database:
                 f"{self.path} has format version {version}, newer than this library reads "
                 f"({FORMAT_VERSION}); install a newer version of diptych."
             )
-        statements = self._reader.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql")
-        if [sql for (sql,) in statements] != sorted(SCHEMA):
+        rows = self._reader.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+        if {sql for (sql,) in rows} not in ({*SCHEMA}, {*SCHEMA, *PHOTO_SCHEMA}):
             raise InputError(f"{self.path} has other tables than it was made with; restore the file.")
 
     @contextmanager

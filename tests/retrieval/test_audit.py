@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -89,15 +90,16 @@ def test_the_reference_is_stored_and_measured_again(scored, tmp_path):
     assert loaded.refit().fitted.calibration["pairs"] != before
     assert loaded.calibrate(x[:200], y[:200]).fitted.calibration["pairs"] != before
 
-    config = files_of(tmp_path / "model") / "config.json"
+    shutil.copytree(tmp_path / "model", tmp_path / "damaged")
+    config = files_of(tmp_path / "damaged") / "config.json"
     content = json.loads(config.read_text())
     stored = content["calibration"]["pairs"]
     for damage in ({"true": [0.5, 0.1]}, {"true": [0.1]}, {"false": [0.1, 1e300]}, {"false": None}):
         content["calibration"]["pairs"] = stored | damage
         config.write_text(json.dumps(content))
-        seal(tmp_path / "model")
+        seal(tmp_path / "damaged")
         with pytest.raises(InputError, match="config.json"):
-            Retriever.load(tmp_path / "model")
+            Retriever.load(tmp_path / "damaged")
 
 
 def test_without_held_out_pairs_there_are_scores_and_no_percentiles(make):

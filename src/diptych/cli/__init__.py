@@ -62,6 +62,7 @@ class Commands(LazyGroup):
 
     table: ClassVar = {
         "demo": ("_demo", "Draw scenes, fit, compare, search both ways; write models and a report."),
+        "index": ("_index", "Make a library of photos, which need no captions: search it at once."),
         "fit": ("_fit", "Fit a searchable model on pairs, or on features of both views, and measure it."),
         "evaluate": ("_fit", "Measure how well a model retrieves known pairs, both ways."),
         "audit": (
@@ -81,6 +82,7 @@ class Commands(LazyGroup):
             "List the items of a model, filtered, in order of addition or of a metadata value.",
         ),
         "add": ("_items", "Add images or pairs to a model. It learns from new pairs only with --refit."),
+        "sync": ("_index", "Bring a library up to date with its folders of photos."),
         "remove": ("_items", "Remove items from a model; an image is removed with its captions."),
         "info": ("_items", "Check the files of a model; show what it is and how good it is."),
         "export": ("_items", "Write an ONNX file from features to vectors, for clients without Python."),

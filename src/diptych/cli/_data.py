@@ -63,11 +63,14 @@ def check(pairs: PairsFile, views: opt.Views = opt.VIEWS, *, table: TableOptions
     Files that are not images, of --views audio,text for example, must exist and not be empty.
 
     Example: `diptych check captions.csv --images photos`
+
+    Example: `diptych check photos`
     """
     from diptych.data import inspect_pairs
 
     names = read_views(views)
-    report = inspect_pairs(table.read(pairs, names), workers=run.threads, verbose=run.bars)
+    dataset = table.read(pairs, names, needs_captions=False)
+    report = inspect_pairs(dataset, workers=run.threads, verbose=run.bars)
     run.show(
         {**asdict(report), "problems": report.problems, "ok": report.ok}, _describe_report(report, names)
     )
@@ -163,11 +166,15 @@ def _refuse_several(names: list[str] | None, option: str) -> None:
 def _describe_report(report: PairsReport, names: ViewNames) -> Iterator[str]:
     sizes = ", ".join(f"{name} {size}" for name, size in report.splits.items()) or "not split"
     yield f"{count(report.images, names.image)} ({sizes}), {count(report.captions, names.caption)}"
-    for name, summary in (
+    summaries = (
         (f"{plural(names.caption)} per {names.image}", report.captions_per_image),
         (f"words per {names.caption}", report.caption_words),
-    ):
+    )
+    for name, summary in summaries if report.captions else ():
         yield f"{name}: {summary.smallest} to {summary.largest}, median {summary.median:g}"
+    if report.in_files:
+        told = ", ".join(f"{n} with {what}" for what, n in report.in_files.items())
+        yield f"in the files of {plural(names.image)}: {told}"
     if not report.images_checked:
         yield f"no {names.image} files were checked: give their folder as --images"
     if report.copies:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from diptych.cca import AWCCA
     from diptych.data import PairedDataset
     from diptych.fusion import Fusion
-    from diptych.retrieval import Evaluation
+    from diptych.retrieval import Evaluation, Retriever
 
 model_option, index_option, file_option = (
     partial(option, panel=name) for name in ("Model", "Index", "Files")
@@ -124,7 +124,8 @@ def fit(
     """Fit a searchable model on pairs, or on features of both views, and measure it.
 
     Images and captions are encoded first. Interrupted work resumes when the same command runs again. The
-    regularisation is selected on the val split, or on held-out training pairs if there is none.
+    regularisation is selected on the val split, or on held-out training pairs if there is none. A library of
+    photos (diptych index) as --out keeps its items, its encoders and the similarity of its two towers.
 
     Example: `diptych fit captions.csv --images photos --out model`
 
@@ -137,6 +138,9 @@ def fit(
     from diptych.retrieval.stores._files import check_writable
 
     start = time.perf_counter()
+    library = _open_library(out, encoders, device)
+    if library is not None and not (model.filter or model.metric or model.polish):
+        model = replace(model, preset="best")  # which uses the similarity of the two towers
     estimator, settings = model.make(run.bars)
     estimator.check_parameters()
     if dask is not None and settings["model"].get("solver") == "svd":
@@ -146,22 +150,40 @@ def fit(
     is_raw = isinstance(data, PairedDataset)
     dataset = data if isinstance(data, PairedDataset) else data.dataset
     _refuse_selection(settings["model"], dataset)
-    encoders = choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
+    if library is None:
+        encoders = choose_text_encoder(encoders, vectors, settings["hkse"], is_raw)
     seed: dict[str, Any] = {} if model.random_state is None else {"random_state": model.random_state}
-    retriever = Retriever(
-        encoders.open_image_encoder() or ("auto" if is_raw else None),
-        encoders.open_text_encoder(device, HKSE(vectors, **seed | settings["hkse"])),
-        estimator,
-        index=index,
-        dtype=dtype,
-        device=device,
-        views=dataset.views,
-        **settings["retriever"],
-    )
+    if library is None:
+        retriever = Retriever(
+            encoders.open_image_encoder() or ("auto" if is_raw else None),
+            encoders.open_text_encoder(device, HKSE(vectors, **seed | settings["hkse"])),
+            estimator,
+            index=index,
+            dtype=dtype,
+            device=device,
+            views=dataset.views,
+            **settings["retriever"],
+        )
+    else:
+        given = {"--vectors": vectors, "--views": views != opt.VIEWS}
+        given |= {"--index": index != "flat", "--dtype": dtype != "float32"}
+        given |= {f"{key} in the settings": True for key in (*settings["hkse"], *settings["retriever"])}
+        refuse_settings(
+            [name for name, value in given.items() if value],
+            "on a library of photos, which has its encoders and its index",
+        )
+        retriever = library
+        retriever.model = estimator
     work, checkpoint = (out.absolute().with_name(f".{out.name}.{kind}") for kind in ("features", "sum"))
     with open_engine(dask) as engine:
-        features = work if is_raw else None
-        retriever.fit(data, features=features, engine=engine, checkpoint=checkpoint, audit=model.audit)
+        retriever.fit(
+            data,
+            features=work if is_raw else None,
+            engine=engine,
+            checkpoint=checkpoint,
+            audit=model.audit,
+            keep_items=library is not None,
+        )
     retriever.save(out)
     if is_raw:
         for name in ("images", "texts"):
@@ -181,6 +203,18 @@ def _refuse_selection(settings: dict[str, Any], dataset: PairedDataset) -> None:
         refuse_settings(sorted(unused), "with params, which leave nothing to select")
     if "validation_fraction" in settings and "val" in dataset.split_sizes():
         refuse_settings(["validation_fraction"], "on pairs with a val split, which is used to select")
+
+
+def _open_library(out: Path, encoders: EncoderOptions, device: str) -> Retriever | None:
+    """Return the library of photos in a folder, with its encoders; None if there is none."""
+    from diptych._database import FILE
+    from diptych.retrieval._sync import PhotoFolders
+    from diptych.retrieval.stores._files import has_items
+
+    if not (out / FILE).is_file() or not has_items(out.resolve()):
+        return None
+    retriever = LoadOptions(**vars(encoders), device=device).load(out, mmap=False)
+    return retriever if PhotoFolders(retriever.store).list() else None
 
 
 def choose_text_encoder(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,7 @@ from diptych.cli._run import (
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
     from diptych.encoders._image import Inputs
-    from diptych.retrieval import Duplicates, Item
+    from diptych.retrieval import Duplicates, Item, Retriever
 
 _CORRELATIONS = {
     "correlations": "Σ",
@@ -43,7 +44,9 @@ def add(
     model: opt.Model,
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE...", help="Image files, pairs, or two files of features."),
+        typer.Argument(
+            metavar="SOURCE...", help="Image files, folders of photos, a table, or two files of features."
+        ),
     ],
     refit: Annotated[bool, option("Fit again, with the pairs added.", "--refit")] = False,
     *,
@@ -53,18 +56,33 @@ def add(
 ) -> None:
     """Add images or pairs to a model. It learns from new pairs only with --refit.
 
+    Of folders of photos, which the model remembers, and of tables, what is there unchanged is skipped. A
+    table without captions gives metadata.
+
     Example: `diptych add model new-photo.jpg`
+
+    Example: `diptych add library more-photos`
 
     Example: `diptych add model new-captions.csv --images photos --refit`
     """
-    from diptych.data import PairedDataset
+    from diptych.cli._index import show_sync, update
 
     retriever = encoders.load(model, mmap=False)
     names, inputs = retriever.views, retriever.encoders.inputs
-    unreadable: dict[str, str] = {}
-    if _are_items(sources, inputs):
+    are_folders = inputs == "images" and not retriever.store.address and _are_photo_folders(sources)
+    are_items = _are_items(sources, inputs)
+    if are_folders or are_items:
         reason = f"on {plural(names.image)}, which have no {plural(names.caption)}"
+        reason = "on folders of photos" if are_folders else reason
         refuse_unused(table, vars(table), reason)
+    if are_folders:
+        report = update(retriever, list(map(Path, sources)), run)
+        if refit:
+            retriever.refit()
+        show_sync(report, model, run)
+        return
+    unreadable, updated = dict[str, str](), list[str]()
+    if are_items:
         encoders.refuse("text", reason)
         if refit:
             raise InputError(
@@ -81,23 +99,37 @@ def add(
         if len(sources) == 1 and not _are_pairs(sources[0]) and retriever.encoders.image is None:
             raise retriever.encoders.missing("image")
         source, *texts = map(Path, sources)
-        data = table.open(source, texts[0] if texts else None, names)
-        if isinstance(data, PairedDataset) and inputs != "texts":
-            if data.paths is None:
-                raise InputError(
-                    f"{source} does not say where its {plural(names.image)} are; give their folder as "
-                    "--images."
-                )
-            _, unreadable = split_readable(map(str, data.paths), retriever.encoders)
-            if unreadable:
-                data = data.select([i for i, path in enumerate(data.paths) if str(path) not in unreadable])
-        ids = retriever.add(**_make_arguments(data))
+        data = table.open(source, texts[0] if texts else None, names, needs_captions=False)
+        ids, updated, unreadable = _add_data(retriever, data, source)
     if refit:
         retriever.refit()
     retriever.save(model)
-    content = {"model": str(model), "added": ids, "refitted": refit, "unreadable": unreadable or None}
-    run.show(content, [f"added {count(len(ids), 'item')}; wrote {model}"])
+    content = {"model": str(model), "added": ids, "updated": updated, "refitted": refit}
+    said = f", updated {count(len(updated), 'item')}" if updated else ""
+    line = f"added {count(len(ids), 'item')}{said}; wrote {model}"
+    run.show({**content, "unreadable": unreadable or None}, [line])
     exit_if_unreadable(unreadable)
+
+
+def _add_data(
+    retriever: Retriever, data: PairedDataset | PairedViews, source: Path
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """Add pairs or features; return the ids of new items and of changed ones, and what cannot be read."""
+    from diptych.data import PairedDataset
+    from diptych.retrieval._merging import merge_pairs
+
+    if not isinstance(data, PairedDataset):
+        return retriever.add(**_make_arguments(data)), [], {}
+    updated, data = merge_pairs(retriever, data)
+    unreadable: dict[str, str] = {}
+    if data.n_images and retriever.encoders.inputs != "texts":
+        if data.paths is None:
+            images = plural(retriever.views.image)
+            raise InputError(f"{source} does not say where its {images} are; give their folder as --images.")
+        _, unreadable = split_readable(map(str, data.paths), retriever.encoders)
+        if unreadable:
+            data = data.select([i for i, path in enumerate(data.paths) if str(path) not in unreadable])
+    return retriever.add(**_make_arguments(data)) if data.n_images else [], updated, unreadable
 
 
 def remove(
@@ -253,7 +285,8 @@ def _describe_model(content: dict[str, Any], model: Path) -> Iterator[str]:
         f"{split} {count(n, names.image)} and {count(m, names.caption)}"
         for split, (n, m) in facts["pairs"].items()
     )
-    yield f"pairs: {sizes}"
+    if sizes:
+        yield f"pairs: {sizes}"
     if "refitted" in facts:
         pairs = count(facts["refitted"]["pairs"], "pair")
         yield f"refitted on {pairs} ({facts['refitted']['before']} before)"
@@ -317,6 +350,19 @@ def _are_items(sources: list[str], inputs: Inputs) -> bool:
     return len(sources) > 1 or not _are_pairs(sources[0])
 
 
+def _are_photo_folders(sources: list[str]) -> bool:
+    """Return whether these are folders of photos, rather than of pairs or features."""
+    from diptych.data._readers import detect_format
+
+    are = []
+    for source in sources:
+        with suppress(InputError):  # several tables
+            are.append(os.path.isdir(source) and detect_format(Path(source))[0] == "folder")
+    if any(are) and not all(are):
+        raise InputError("folders of photos were given together with others; add one kind after the other.")
+    return bool(are) and all(are)
+
+
 def _are_pairs(source: str) -> bool:
     from diptych.data._readers import PAIRS_SUFFIXES
 
@@ -336,7 +382,10 @@ def _make_arguments(data: PairedDataset | PairedViews) -> dict[str, Any]:
         "metadata": dataset.metadata,
     }
     if isinstance(data, PairedDataset):
-        return arguments | {"images": paths or list(dataset.image_ids), "captions": dataset.captions}
+        captions = dataset.captions or None
+        if captions is None:
+            arguments |= {"pairing": None, "caption_ids": None}
+        return arguments | {"images": paths or list(dataset.image_ids), "captions": captions}
     texts = [caption or None for caption in dataset.captions]
     return arguments | {"images": data.x, "captions": data.y, "texts": texts, "paths": paths}
 

@@ -54,14 +54,14 @@ class ColumnOptions:
         str | None, data_option("Encoding of a CSV or TSV that is not UTF-8, such as cp1252.")
     ] = None
 
-    def read(self, path: Path, views: ViewNames) -> PairedDataset:
+    def read(self, path: Path, views: ViewNames, *, needs_captions: bool = True) -> PairedDataset:
         """Read the pairs at ``path``."""
         from diptych.data import read_pairs
 
         settings = dict(vars(self))
         settings.pop("pairs", None)
         columns = _read_columns(settings.pop("metadata", None))
-        return read_pairs(path, views=views, metadata=columns, **settings)
+        return read_pairs(path, views=views, metadata=columns, needs_captions=needs_captions, **settings)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class SourceOptions(TableOptions):
         ),
     ] = None
 
-    def open(self, source: Path, texts: Path | None, views: ViewNames) -> PairedDataset | PairedViews:
+    def open(
+        self, source: Path, texts: Path | None, views: ViewNames, *, needs_captions: bool = True
+    ) -> PairedDataset | PairedViews:
         """Open what a command works on: pairs with images, or features of both views."""
         from diptych.data import PairedDataset, PairedViews, join, open_features
 
@@ -93,7 +95,7 @@ class SourceOptions(TableOptions):
         if texts is None:
             if pairs is not None:
                 raise InputError("--pairs needs two files of features; give both, or the pairs alone.")
-            return self.read(source, views)
+            return self.read(source, views, needs_captions=needs_captions)
         if pairs is not None and pairs.suffix != ".npy":
             return join(self.read(pairs, views), _open_features(source), _open_features(texts))
         if self != type(self)(pairs=pairs):

@@ -29,7 +29,9 @@ OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={}
 """The options of the running command, by the parameter names of the library."""
 
 INTERRUPTED = {
-    **dict.fromkeys(("fit", "encode_images", "encode_text"), "run the same command again to resume"),
+    **dict.fromkeys(
+        ("fit", "index", "sync", "encode_images", "encode_text"), "run the same command again to resume"
+    ),
     **dict.fromkeys(("add", "remove"), "the change may have been made; diptych info counts the items"),
     "push": "the repository may be incomplete; run the same command again",
     "serve": "the server has stopped",

@@ -85,11 +85,7 @@ def encode_images(
     """
     sources = _list_sources(dataset, encoder)
     what = dataset.views.image
-    steps = _Steps(
-        lambda source: prepare_input(encoder, source, what, max_pixels),
-        lambda prepared: encode_inputs(encoder, prepared, what),
-        thread_count(workers),
-    )
+    steps = make_image_steps(encoder, what, max_pixels, workers)
     fingerprint = encoder.fingerprint + ("" if max_pixels == DEFAULT_MAX_PIXELS else f":{max_pixels}")
     digest = _digest_sources(dataset, sources)
     dimension = encoder.dimension or _measure_dimension(sources, steps)
@@ -139,12 +135,12 @@ def encode_texts(
         digest.update(f"{name}\0{text}\n".encode())
     inputs, dimension = digest.hexdigest()[:32], features.shape[1]
     job = Job(fingerprint, inputs, dataset.n_captions, dimension, dtype, batch_size)
-    steps = _Steps(str, lambda texts: (encoder.encode(texts), {}), 1)
+    steps = Steps(str, lambda texts: (encoder.encode(texts), {}), 1)
     with progress_bar(f"encoding {plural(dataset.views.caption)}", verbose) as show:
         return _write_store(job, dataset.caption_ids, dataset.captions, steps, folder, show)
 
 
-class _Steps(NamedTuple):
+class Steps(NamedTuple):
     """Loads single inputs in threads, and encodes them in batches.
 
     Both return the errors of inputs that cannot be read instead of raising them; ``encode``, by position.
@@ -155,8 +151,19 @@ class _Steps(NamedTuple):
     workers: int
 
 
-def _encode_batches(
-    inputs: Sequence[Any], steps: _Steps, batch_size: int, start: int = 0
+def make_image_steps(
+    encoder: ImageEncoder, what: str, max_pixels: int = DEFAULT_MAX_PIXELS, workers: int | None = None
+) -> Steps:
+    """Return the steps from images to features; ``what`` names an image in messages."""
+    return Steps(
+        lambda source: prepare_input(encoder, source, what, max_pixels),
+        lambda prepared: encode_inputs(encoder, prepared, what),
+        thread_count(workers),
+    )
+
+
+def encode_batches(
+    inputs: Sequence[Any], steps: Steps, batch_size: int, start: int = 0
 ) -> Generator[tuple[Features, int, list[tuple[int, InputError]]], None, None]:
     """Yield of each batch its features, its size, and numbers and errors of inputs that cannot be read."""
     window = batch_size + 2 * steps.workers
@@ -174,9 +181,9 @@ def _encode_batches(
             yield features, len(batch), [(first + i, unreadable[i]) for i in sorted(unreadable)]
 
 
-def _measure_dimension(sources: Sequence[Any], steps: _Steps) -> int:
+def _measure_dimension(sources: Sequence[Any], steps: Steps) -> int:
     """Return the width of the features of the first input that can be read; 1 if there is none."""
-    with closing(_encode_batches(sources, steps, batch_size=1)) as batches:
+    with closing(encode_batches(sources, steps, batch_size=1)) as batches:
         return next((features.shape[1] for features, *_ in batches if len(features)), 1)
 
 
@@ -184,7 +191,7 @@ def _write_store(
     job: Job,
     ids: Sequence[str],
     inputs: Sequence[Any],
-    steps: _Steps,
+    steps: Steps,
     folder: str | os.PathLike[str],
     show: Callable[[float], None],
 ) -> FeatureStore:
@@ -195,7 +202,7 @@ def _write_store(
         return finished
     with (
         closing(StoreWriter(folder, job)) as writer,
-        closing(_encode_batches(inputs, steps, writer.job.batch_size, writer.done)) as batches,
+        closing(encode_batches(inputs, steps, writer.job.batch_size, writer.done)) as batches,
     ):
         for features, size, unreadable in batches:
             # The path in a message may have bytes that are not UTF-8.

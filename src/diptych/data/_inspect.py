@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,16 @@ from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, count, plural
 from diptych._progress import progress_bar
 from diptych._threads import prefetch, thread_count
 from diptych.data._pairs import PairedDataset
+from diptych.data._photos import PhotoText, read_photo
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS, EXTENSIONS, UnreadableImage, open_image
 from diptych.encoders._image import open_input
 
 _LISTED = 3
+_TOLD = {
+    **{f"a {name}": name for name in ("description", "title", "headline")},
+    **{"tags": "tags", "a date": "date", "a place": "latitude", "a camera": "camera"},
+}
+"""What files may say, for people, and the caption or metadata that has it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class PairsReport:
     leaks, copies
         Groups of images with the same pixels, or of other files with the same content: in different splits,
         and otherwise.
+    in_files
+        Numbers of images whose files say something, by what that is: ``"a description"``, ``"tags"``, ….
     images_checked
         Whether the image files were opened; not if their paths are unknown.
     views
@@ -71,6 +79,7 @@ class PairsReport:
     empty_captions: tuple[str, ...] = ()
     leaks: tuple[tuple[str, ...], ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
+    in_files: dict[str, int] = field(default_factory=dict)
     images_checked: bool = False
     views: ViewNames = IMAGE_AND_TEXT
 
@@ -81,7 +90,8 @@ class PairsReport:
         kinds = (
             (image, " cannot be found", self.missing),
             (image, " cannot be read", [name for name, _ in self.unreadable]),
-            (image, f" without {with_article(caption)}", self.without_captions),
+            # A folder of photos need not have captions.
+            (image, f" without {with_article(caption)}", self.without_captions if self.captions else ()),
             (f"empty {caption}", "", self.empty_captions),
             (image, " in more than one split (leakage)", [" = ".join(group) for group in self.leaks]),
         )
@@ -126,7 +136,7 @@ def inspect_pairs(
     missing: list[str] = []
     unreadable: list[tuple[str, str]] = []
     rows_by_pixels: dict[str, list[int]] = defaultdict(list)
-    name = pairs.views.image
+    name, told = pairs.views.image, dict[Path, PhotoText]()
 
     def digest(path: Path) -> str | InputError | None:
         if not path.is_file():
@@ -137,6 +147,7 @@ def inspect_pairs(
             image = open_image(path, max_pixels=max_pixels)
         except UnreadableImage as problem:
             return problem
+        told[path] = read_photo(path)
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
 
     threads = thread_count(workers)
@@ -170,9 +181,18 @@ def inspect_pairs(
         empty_captions=tuple(name for name, n in zip(pairs.caption_ids, words, strict=True) if n == 0),
         leaks=tuple(leaks),
         copies=tuple(copies),
+        in_files=_count_told(told.values()),
         images_checked=pairs.paths is not None,
         views=pairs.views,
     )
+
+
+def _count_told(photos: Iterable[PhotoText]) -> dict[str, int]:
+    """Return how many photos say what of themselves."""
+    told = Counter(
+        what for photo in photos for what, key in _TOLD.items() if key in {**photo.captions, **photo.metadata}
+    )
+    return {what: told[what] for what in _TOLD if told[what]}
 
 
 def _digest_file(path: Path, name: str) -> str | InputError:

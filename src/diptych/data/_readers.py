@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,18 +20,18 @@ import numpy as np
 
 from diptych._checks import (
     IMAGE_AND_TEXT,
-    DataWarning,
     InputError,
     ViewNames,
     check_choice,
     check_view_names,
     count,
-    is_unicode,
     plural,
 )
+from diptych._threads import prefetch, thread_count
 from diptych.data._files import MAX_TEXT_BYTES, check_file, contained_path, read_lines
 from diptych.data._hub_datasets import PREFIX, open_hub_dataset
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
+from diptych.data._photos import list_photos, read_photo
 from diptych.data._tables import TABLE_SUFFIXES, ColumnNames, MetadataReader, Rows, open_table
 from diptych.encoders._decoding import EXTENSIONS
 
@@ -67,6 +67,7 @@ def read_pairs(
     metadata: ColumnNames | None = None,
     format: Format | None = None,
     views: tuple[str, str] = IMAGE_AND_TEXT,
+    needs_captions: bool = True,
     max_bytes: int = MAX_TEXT_BYTES,
 ) -> PairedDataset:
     r"""Read image-caption pairs, or pairs of any two other things, from a file or a folder.
@@ -76,7 +77,10 @@ def read_pairs(
     path
         A Karpathy split file (``restval`` counts as training), a COCO caption file (the split is in its
         name), a Flickr token file, a table (CSV, TSV, JSON lines, Parquet; one row per caption, or a list
-        of captions per row), or a folder that holds one of these or images with ``.txt`` files beside them.
+        of captions per row), or a folder that holds one of these or images. The captions of images in a
+        folder are the lines of the ``.txt`` files beside them, or else what the image files say (IPTC and XMP
+        description, title, headline; ``.xmp`` files beside them too), with date, place, camera and keywords
+        as metadata.
         ``"hf:user/name"``: a dataset of the Hugging Face Hub, ``"hf:./folder"``: one on this machine, either
         with ``?config=…&split=…&revision=…``; see ``docs/data.md``.
     images
@@ -102,6 +106,9 @@ def read_pairs(
         names too. If the first is not ``"image"``, a folder holds any files with ``.txt`` files beside
         them; and a table without ``images`` whose first item is no file holds the items themselves, such
         as SMILES strings.
+    needs_captions
+        False: a folder may have no captions, and of a table without a column of captions the other columns
+        are metadata of the images.
     max_bytes
         Larger files raise an ``InputError``.
 
@@ -119,7 +126,7 @@ def read_pairs(
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
     settings = {"encoding": encoding, "metadata": metadata}
     folder = None if images is None else Path(images)
-    options = _Options(folder, columns, encoding, metadata, max_bytes, names)
+    options = _Options(folder, columns, encoding, metadata, max_bytes, names, needs_captions)
     if os.fspath(path).startswith(PREFIX):
         _refuse_useless(path, {**settings, "format": format})
         return _read_hub_dataset(os.fspath(path), options).with_views(names)
@@ -127,7 +134,7 @@ def read_pairs(
     if not path.exists():
         raise InputError(f"{path} does not exist; give a file of pairs or a folder of {plural(names.image)}.")
     if format is None:
-        format, path = _detect_format(path)
+        format, path = detect_format(path)
     check_choice(format, tuple(_READERS), "format")
     if format != "table":
         _refuse_useless(f"{path}, which is not a table", {**columns, **settings})
@@ -150,12 +157,13 @@ class _Options:
     metadata: ColumnNames | None
     max_bytes: int
     views: ViewNames
+    needs_captions: bool = True
 
     def paths(self, names: Sequence[str]) -> tuple[Path, ...] | None:
         return None if self.images is None else tuple(contained_path(self.images, name) for name in names)
 
 
-def _detect_format(path: Path) -> tuple[Format, Path]:
+def detect_format(path: Path) -> tuple[Format, Path]:
     """Return the format of the pairs at ``path``, and the file to read: of a folder, the one file in it."""
     if path.is_dir():
         if all((path / name).is_file() for name in (FLICKR8K_TOKENS, *_FLICKR8K_SPLITS.values())):
@@ -304,35 +312,30 @@ def _read_flickr8k(folder: Path, options: _Options) -> PairedDataset:
 
 
 def _read_folder(folder: Path, options: _Options) -> PairedDataset:
-    """Read files, in subfolders too, whose captions are the lines of the ``.txt`` file of the same name."""
+    """Read files, in subfolders too, with captions in the ``.txt`` files beside them, or in photos."""
     names = options.views
     _check_folder(folder, names)
-    files = sorted(
-        file
-        for base, _, inside in os.walk(folder)
-        for name in inside
-        if not name.startswith(".") and _is_item(file := Path(base, name), names)
-    )
-    ids = {file: file.relative_to(folder).as_posix() for file in files}
-    if invalid := [file for file in files if not is_unicode(ids[file])]:
-        warnings.warn(
-            f"{count(len(invalid), names.image)} with a file name that is not UTF-8 left out (the first: "
-            f"{invalid[0].name!r}); rename such files.",
-            DataWarning,
-            stacklevel=3,
-        )
-    paths = [file for file in files if file not in invalid]
-    images = []
-    for path in paths:
-        text = path.with_suffix(".txt")
-        lines = [line.strip() for _, line in read_lines(text, options.max_bytes)] if text.is_file() else []
-        images.append((ids[path], lines))
-    if not any(captions for _, captions in images):
+    files = list_photos(folder, partial(_is_item, names=names))
+    threads = thread_count(None)
+    texts = list(prefetch(read_photo, files.values(), threads, 4 * threads))
+    captions = [
+        (row, f"{name}#{end}", caption)
+        for row, (name, text) in enumerate(zip(files, texts, strict=True))
+        for end, caption in text.captions.items()
+    ]
+    if options.needs_captions and not captions:
         raise InputError(
-            f"{folder} has {count(len(images), names.image)} and no {plural(names.caption)}; expected a "
+            f"{folder} has {count(len(files), names.image)} and no {plural(names.caption)}; expected a "
             f"table of {plural(names.caption)}, or a .txt file beside each {names.image}."
         )
-    return PairedDataset.of(images, paths=paths)
+    return PairedDataset(
+        tuple(files),
+        tuple(caption for *_, caption in captions),
+        np.array([row for row, *_ in captions], np.int64),
+        tuple(caption_id for _, caption_id, _ in captions),
+        paths=tuple(files.values()),
+        metadata={name: text.metadata for name, text in zip(files, texts, strict=True) if text.metadata},
+    )
 
 
 def _is_item(file: Path, names: ViewNames) -> bool:
@@ -352,25 +355,27 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
             f"{path} is empty; expected columns such as {names.image} and {names.caption}, one row per "
             f"{names.caption}."
         )
-    image, caption = (
-        _find_column(columns, options.columns[option], (name, *usual), option, path)
-        for option, name, usual in (
-            ("image_column", names.image, _IMAGE_COLUMNS),
-            ("caption_column", names.caption, _CAPTION_COLUMNS),
-        )
+    image = _find_column(
+        columns, options.columns["image_column"], (names.image, *_IMAGE_COLUMNS), "image_column", path
     )
+    caption, wanted, usual = None, options.columns["caption_column"], (names.caption, *_CAPTION_COLUMNS)
+    metadata = options.metadata
+    has_captions = wanted is not None or any(name.strip().lower() in usual for name in columns)
+    if has_captions or options.needs_captions:
+        caption = _find_column(columns, wanted, usual, "caption_column", path)
+    elif metadata is None:
+        metadata = "all"
     split, split_column = None, options.columns["split_column"]
     if split_column is not None or any(name.lower() in _SPLIT_COLUMNS for name in columns):
         split = _find_column(columns, split_column, _SPLIT_COLUMNS, "split_column", path)
     collected = None
-    if options.metadata is not None:
+    if metadata is not None:
         is_typed = path.suffix.lower() not in (".csv", ".tsv")
         used = {image, caption, split}
-        collected = MetadataReader(options.metadata, used, path, typed=is_typed)
+        collected = MetadataReader(metadata, used, path, typed=is_typed)
     pairs = _join_rows(rows, image, caption, split, path, names, collected)
     if collected is not None:
-        metadata = collected.finish(columns, pairs.image_ids, pairs.caption_ids)
-        pairs = replace(pairs, metadata=metadata)
+        pairs = replace(pairs, metadata=collected.finish(columns, pairs.image_ids, pairs.caption_ids))
     folder = options.images or _find_folder(path, pairs.image_ids[0], names)
     if folder is None:
         return pairs
@@ -409,7 +414,7 @@ def _read_hub_dataset(name: str, options: _Options) -> PairedDataset:
 def _join_rows(
     rows: Rows,
     image: str,
-    caption: str,
+    caption: str | None,
     split: str | None,
     path: Path | str,
     names: ViewNames,
@@ -433,7 +438,7 @@ def _join_rows(
                 f"{path}, row {number}: {name!r} is in {own_split or 'no split'!r} here and in "
                 f"{splits[row] or 'no split'!r} before; put all rows of one {names.image} in one split."
             )
-        cell = cells.get(caption)
+        cell = [] if caption is None else cells.get(caption)
         texts: Sequence[Any] = cell if isinstance(cell, (list, tuple)) else [cell]
         if not all(isinstance(text, str) for text in texts):
             raise InputError(f"{path}, row {number}: column {caption!r} holds {cell!r}; expected text.")
@@ -441,8 +446,9 @@ def _join_rows(
         pairing += [row] * len(texts)
         if metadata is not None:
             metadata.add(number, cells, row, len(texts))
-    if not captions:
-        raise InputError(f"{path} holds no {plural(names.caption)}; expected one row for each.")
+    if not captions and (caption is not None or not image_rows):
+        missing = plural(names.image if caption is None else names.caption)
+        raise InputError(f"{path} holds no {missing}; expected one row for each.")
     return PairedDataset(
         tuple(image_rows),
         tuple(captions),

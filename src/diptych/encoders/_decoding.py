@@ -37,11 +37,11 @@ EXTENSIONS = frozenset(
 
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
-# What Pillow's decoders raise on damaged files. Any other exception is a defect and should be visible.
-_DECODER_ERRORS = (
+DECODER_ERRORS = (
     *(OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError),
     *(OverflowError, ZeroDivisionError, AssertionError, RuntimeError, MemoryError, struct.error, zlib.error),
 )
+"""What Pillow's decoders raise on damaged files. Any other exception is a defect and should be visible."""
 
 _pillow_limit_lock = threading.Lock()
 
@@ -97,7 +97,7 @@ def open_image(
         if os.path.getsize(stream) == 0:
             raise UnreadableImage(f"{name} is empty (0 bytes); replace the file.")
     try:
-        with _open_header(stream, max_pixels) as image:
+        with open_header(stream, max_pixels) as image:
             size = f"{image.width} × {image.height}"
             if image.width < 1 or image.height < 1:
                 raise UnreadableImage(f"{name} has no pixels ({size}); replace the file.")
@@ -112,7 +112,7 @@ def open_image(
         raise _too_large(name, "too many pixels", max_pixels) from None
     except InputError:
         raise
-    except _DECODER_ERRORS as error:
+    except DECODER_ERRORS as error:
         detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnreadableImage(f"{name} is truncated or damaged ({detail}); replace the file.") from None
 
@@ -129,7 +129,8 @@ def _too_large(name: str, size: str, max_pixels: int) -> UnreadableImage:
     )
 
 
-def _open_header(stream: Any, max_pixels: int) -> Image.Image:
+def open_header(stream: Any, max_pixels: int = DEFAULT_MAX_PIXELS) -> Image.Image:
+    """Open a file of one of the supported formats with Pillow, without decoding a pixel."""
     from PIL import Image
 
     if max_pixels < 1:
@@ -173,7 +174,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
     image.load()
     # Damaged EXIF data does not make the image unreadable.
-    with suppress(*_DECODER_ERRORS):
+    with suppress(*DECODER_ERRORS):
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         return Image.fromarray(_to_8_bit(np.asarray(image))).convert("RGB")

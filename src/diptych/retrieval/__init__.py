@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from diptych.retrieval._near_duplicates import DuplicateGroup, Duplicates
     from diptych.retrieval._pair_scores import PairScore, PairScores
     from diptych.retrieval._retriever import Retriever
+    from diptych.retrieval._sync import SyncReport
 
 __all__ = [
     "Audit",
@@ -24,6 +25,7 @@ __all__ = [
     "PairScore",
     "PairScores",
     "Retriever",
+    "SyncReport",
     "audit_pairs",
 ]
 
@@ -36,5 +38,6 @@ __getattr__, __dir__ = export_lazily(
         "_items": ["Hit", "Hits", "Item"],
         "_pair_scores": ["PairScore", "PairScores"],
         "_retriever": ["Retriever"],
+        "_sync": ["SyncReport"],
     },
 )

@@ -47,6 +47,9 @@ QUERIED: dict[Task, View] = {task: _NAMES[letter] for task, letter in QUERY_VIEW
 TASK_OF: dict[View, Task] = {view: task for task, view in SEARCHED.items()}
 """The task that returns items of a view."""
 
+PLACE = ("latitude", "longitude")
+"""Metadata that photos have of the place where they were taken; they are not published."""
+
 UPLOADS = "uploads"
 """Files that were sent to a server, in the model folder."""
 
@@ -385,9 +388,18 @@ class PublishedPlaces(Places):
 
 
 def strip_paths(items: Iterable[Item]) -> list[Item]:
-    """Return items as they are published: without the files, and file names instead of paths as ids."""
+    """Return items as they are published: without their files and where on earth these were taken.
+
+    File names take the place of paths as ids.
+    """
     stripped = [
-        replace(item, path=None, id=file_name(item.id), image=item.image and file_name(item.image))
+        replace(
+            item,
+            path=None,
+            id=file_name(item.id),
+            image=item.image and file_name(item.image),
+            metadata={name: value for name, value in item.metadata.items() if name not in PLACE},
+        )
         for item in items
     ]
     check_unique(stripped)

@@ -7,14 +7,17 @@ before it is installed; ``tests/retrieval/test_recommended.py`` compares the two
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from diptych._checks import DataWarning, InputError
+from diptych._checks import DataWarning, InputError, missing_package_error
 from diptych.retrieval._items import VIEWS, View
+
+if TYPE_CHECKING:
+    from diptych.retrieval._encoders import Encoders
 
 PACKAGES = ("fastembed", "onnxruntime", "sentence-transformers", "timm", "torchvision")
 """Packages that bring encoders, or run them."""
@@ -104,14 +107,11 @@ def open_defaults(
     }
     recommended = {view: chosen for view in views if (chosen := default_encoder(view)) is not None}
     if recommended:
-        named = " and ".join(
-            f"{c.name} for {v}s ({c.licence}, {c.gigabytes:g} GB)" for v, c in recommended.items()
-        )
         advice = "diptych encoders lists others"
         if len(recommended) == len(VIEWS) and not fuses:
             advice += '; with fewer than about a thousand pairs, preset="best" is better, because it can use '
             advice += "the similarity of the two as they are"
-        _warn(f"encoders chosen by default: {named}, downloaded once; {advice}.")
+        _warn(f"encoders chosen by default: {_describe(recommended.values())}; {advice}.")
     encoders: dict[View, Any] = {}
     for view in views:
         if view in recommended:
@@ -134,6 +134,49 @@ def open_defaults(
             )
             encoders[view] = HKSE(random_state=random_state)
     return encoders
+
+
+def open_towers(image_encoder: Any, text_encoder: Any) -> Encoders:
+    """Return a dual encoder, which searches without any pairs: its towers, or ``"auto"`` for CLIP."""
+    auto = [isinstance(encoder, str) and encoder == "auto" for encoder in (image_encoder, text_encoder)]
+    if any(auto) and not all(auto):
+        raise InputError("one encoder was named; name both towers of a dual encoder, or none for CLIP.")
+    if all(auto):
+        chosen = [encoder for view in VIEWS if (encoder := default_encoder(view)) is not None]
+        if not chosen:
+            missing = missing_package_error("photos without captions are searched with CLIP, by", "encoders")
+            raise InputError(
+                f"{missing}; or name both towers of a dual encoder with --image-encoder and --text-encoder."
+            )
+        _warn(f"encoders chosen by default: {_describe(chosen)}; diptych encoders lists others.")
+        image_encoder, text_encoder = (encoder.name for encoder in chosen)
+    from diptych.retrieval._encoders import Encoders
+
+    return Encoders(image_encoder, text_encoder)
+
+
+def find_towers(encoders: Encoders) -> int:
+    """Return the number of features of a dual encoder, whose cosine compares images with texts as it is."""
+    from diptych.encoders._image import make_example
+
+    names, advice = encoders.views, "name the two towers of a dual encoder such as CLIP (diptych encoders)"
+    if encoders.image is None or encoders.text is None:
+        raise InputError(f"{names.image} and {names.text} encoder are needed both; {advice}.")
+    widths = [
+        int(features.shape[1])
+        for features in (encoders.encode_images([make_example()]), encoders.encode_texts(["a photo"]))
+    ]
+    if widths[0] != widths[1]:
+        raise InputError(
+            f"the {names.image} encoder gives {widths[0]} features and the {names.text} encoder {widths[1]}, "
+            f"so they cannot be compared as they are; {advice}."
+        )
+    return widths[0]
+
+
+def _describe(encoders: Iterable[Recommendation]) -> str:
+    named = (f"{e.name} for {e.view}s ({e.licence}, {e.gigabytes:g} GB)" for e in encoders)
+    return f"{' and '.join(named)}, downloaded once"
 
 
 def _warn(message: str) -> None:

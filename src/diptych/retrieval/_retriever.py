@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._near_duplicates import Duplicates
     from diptych.retrieval._pair_scores import PairScores
+    from diptych.retrieval._sync import SyncReport
 
     ImageFile: TypeAlias = str | os.PathLike[str] | bytes | Image.Image
     OneText: TypeAlias = str | list[float]
@@ -523,6 +524,7 @@ class Retriever:
         engine: Engine | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         audit: bool = False,
+        keep_items: bool = False,
     ) -> Retriever:
         """Fit on the training split, measure on the others, and add every item of ``data`` to the index.
 
@@ -545,6 +547,9 @@ class Retriever:
         audit
             Do not learn from training pairs that look wrong, as ``audit_pairs`` finds them; ``info()`` says
             how many these were. They are items as all others.
+        keep_items
+            Keep the items that are here already, whose features must be of the same encoders. A photo of
+            ``data`` that is among them, by its path, keeps its id and metadata.
         """
         from sklearn.base import clone
 
@@ -574,7 +579,14 @@ class Retriever:
         self.encoders.remember(views.encoders)
         encoded = bool(views.encoders[1])
         items = dataset_items(views.dataset, check_metadata(metadata), self.encoders.inputs, encoded=encoded)
-        self._fill(fitted, items, rows)
+        if not keep_items:
+            self._fill(fitted, items, rows)
+            return self
+        from diptych.retrieval._merging import keep_others, match_items
+
+        previous = self.searcher
+        self._fill(fitted, match_items(previous.store, items), rows)
+        keep_others(previous, self.searcher)
         return self
 
     def encode(
@@ -696,6 +708,35 @@ class Retriever:
         fitted = adopt_model(model, features, check_view_names(options.get("views", IMAGE_AND_TEXT)))
         retriever = cls(image_encoder, text_encoder, fitted.model, **options)
         retriever._fill(fitted, {}, {})
+        return retriever
+
+    @classmethod
+    def zero_shot(
+        cls,
+        image_encoder: ImageEncoderLike = "auto",
+        text_encoder: TextEncoderLike = "auto",
+        **options: Any,
+    ) -> Retriever:
+        """Return a retriever without items that compares the features of a dual encoder as they are.
+
+        It searches photos that have no captions: ``save`` it to a folder, and ``sync`` that with theirs.
+
+        Parameters
+        ----------
+        image_encoder, text_encoder
+            The two towers; ``"auto"``: CLIP, where fastembed is installed.
+        options
+            As the constructor takes them.
+        """
+        from diptych.fusion import Fusion
+        from diptych.retrieval._recommended import find_towers, open_towers
+
+        encoders = open_towers(image_encoder, text_encoder)
+        model, towers = Fusion.zero_shot(find_towers(encoders)), (encoders.image, encoders.text)
+        retriever = cls.from_model(model, image_encoder=towers[0], text_encoder=towers[1], **options)
+        retriever.fitted.facts["quality"] = (
+            "Nothing was fitted: scores are cosines of the features as encoded."
+        )
         return retriever
 
     def refit(self, *, validation: tuple[Any, ...] | None = None) -> Retriever:
@@ -903,6 +944,31 @@ class Retriever:
         self._current.get()
         with self._writing:
             return self.store.remove(ids)
+
+    def sync(
+        self, folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (), *, remove: bool = False
+    ) -> SyncReport:
+        """Bring a model folder up to date with folders of photos; return what has changed.
+
+        New photos are added under their paths from the folder, with what their files say of themselves: date,
+        place, camera and tags as metadata, descriptions and titles as captions (``docs/photos.md``). Photos
+        whose file is unchanged, by size and time or else by SHA-256, are skipped; those whose file changed
+        are encoded again; a file with another name is found again by its SHA-256. The library remembers the
+        folders. Photos that were removed from it stay removed until their files change. What an interruption
+        left is done by the next call.
+
+        Parameters
+        ----------
+        folders
+            A folder, or several; none: all that the library knows.
+        remove
+            Remove photos whose file is gone, with their captions; otherwise they are only named.
+        """
+        from diptych.retrieval._sync import sync
+
+        self._current.read()
+        chosen = [folders] if isinstance(folders, str | os.PathLike) else folders
+        return sync(self, chosen, remove)
 
     def evaluate(self, data: PairedDataset | PairedViews, split: str | None = "test") -> Evaluation:
         """Return the recalls and other metrics of both tasks on one ``split`` of pairs; None: on all of them.

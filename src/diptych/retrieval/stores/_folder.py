@@ -176,6 +176,18 @@ class FolderStore:
         """Close the database, so that its file alone holds all items; the store cannot be used any more."""
         self._database.close()
 
+    @contextmanager
+    def read_tables(self) -> Iterator[Connection]:
+        """Give a connection for reading other tables than those of items."""
+        with self._syncing, self._database.reading() as connection:
+            yield connection
+
+    @contextmanager
+    def write_tables(self) -> Iterator[Connection]:
+        """Give a connection for changing other tables than those of items, in one transaction."""
+        with self._transaction() as (connection, _):
+            yield connection
+
     def check_in_place(self) -> None:
         """Raise a ``MovedError`` if the folder was removed or replaced since it was opened."""
         self._database.check_in_place()
