@@ -6,7 +6,7 @@ valid. Its transactions are the only lock and the only journal of such a folder.
 **Settings.** The journal is SQLite's write-ahead log, so that searches never wait for a writer: a search
 only looks at a counter (``data_version``, some microseconds). ``synchronous=FULL`` flushes each commit to the
 disk: once, where the classic rollback journal flushes four times and takes several times as long (``python
-benchmarks/collection.py --peers`` measures both). Processes on several machines cannot share the memory that
+benchmarks/collection.py`` measures both). Processes on several machines cannot share the memory that
 the log needs, so all processes that use a folder run on one machine. A writer waits up to a
 minute for another, in steps of a second, so that Ctrl+C ends it. Where nothing may be written, the file is
 read as it is. The log is folded into the file after a save or a refit, and when the last process closes it;
