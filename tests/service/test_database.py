@@ -80,7 +80,7 @@ def test_a_refit_of_another_process_is_served_as_a_new_version(pointing, make_cl
     assert "refitted" not in client.get("/v1/model").json()["facts"]
     Retriever.connect(address).refit()
     assert ids(client.post("/v1/search", json={"text": "a star"}))
-    assert client.get("/healthz").json()["version"] != before
+    wait_until(lambda: client.get("/healthz").json()["version"] != before)
     wait_until(lambda: "refitted" in client.get("/v1/model").json()["facts"])
     assert client.service.holder.reloads == {"loaded": 1, "failed": 0}
 
