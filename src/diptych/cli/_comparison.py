@@ -19,11 +19,11 @@ from diptych.cca.selection import best_point, make_grid, make_problem, make_weig
 from diptych.cli._run import align
 from diptych.data import PairedDataset, PairedViews
 from diptych.encoders import open_image
-from diptych.fusion import Fusion
 from diptych.ranking import ranks, recall_at_k, summary
 from diptych.report import draw_recall_curves, draw_regularization_path, draw_reliability
 from diptych.report._page import Html, ShownHit, code, figure, page, paragraph, section, show_hits, table
 from diptych.retrieval import Item, Retriever
+from diptych.retrieval._evaluation import rank_pairs
 
 WEIGHTINGS: dict[str, dict[Task, tuple[float, float]]] = {
     "plain CCA": {"search": (0.0, 0.0), "annotate": (0.0, 0.0)},
@@ -105,10 +105,10 @@ def fit_models(views: PairedViews, best: Retriever) -> list[TestedModel]:
             by_task[task] = ranks(vectors_x, vectors_y, pairing, task=task)
         models.append(TestedModel(name, by_task, seconds))
     start = time.perf_counter()
-    fusion = best.fit(views).fitted.model
+    projectors = best.fit(views).fitted.projectors
     seconds = time.perf_counter() - start
-    assert isinstance(fusion, Fusion)
-    by_task = {task: fusion.ranks(x, y, pairing, task=task) for task in TASKS}
+    ranked = rank_pairs(projectors, (x, y, pairing))
+    by_task = {task: ranks(ranked[task].x, ranked[task].y, pairing, task=task) for task in TASKS}
     return [*models, TestedModel('preset "best"', by_task, seconds)]
 
 
@@ -200,9 +200,8 @@ def _make_page(
     pairs: PairedDataset,
     commands: Sequence[str],
 ) -> str:
-    model = retriever.fitted.model
-    assert isinstance(model, AWCCA)
-    assert model.path_ is not None
+    path = retriever.fitted.description.path
+    assert path is not None
     rows = [
         [model.name, *(model.scores(t)[m] for t in TASKS for m in ("r@1", "r@5", "r@10")), model.seconds]
         for model in models
@@ -243,7 +242,7 @@ def _make_page(
             section(
                 "The selected regularisation",
                 figure(
-                    draw_regularization_path(model.path_),
+                    draw_regularization_path(path),
                     "r@1 on the validation split over the grid, with the choice marked.",
                     "Heat maps of r@1 over the grid, for both tasks",
                 ),
