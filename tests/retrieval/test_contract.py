@@ -12,6 +12,7 @@ from diptych.data import PairedDataset, PairedViews
 from diptych.retrieval import Hits
 from diptych.retrieval._folder import save_published
 from diptych.retrieval._refitting import sum_new_pairs
+from diptych.retrieval._searcher import Searcher
 from tolerance import assert_same_hits, rounding
 
 N, NEW = 60, 5
@@ -486,6 +487,22 @@ def test_confirmed_pairs_are_captions_that_a_refit_learns_from(case):
     assert sum_new_pairs(retriever.searcher).count == 0
     assert retriever.remove(ids) == 2
     assert retriever.learn(text, right=image) == ids[:1]
+
+
+@pytest.mark.parametrize("case", ["cosine", "postgresql"], indirect=True)
+def test_a_pair_that_two_processes_confirm_at_once_is_stored_once(case, tmp_path, monkeypatch):
+    other, text = case.open_again(tmp_path / "case"), take(case.texts, 1)
+    add, first = Searcher.add, []
+
+    def add_second(self, *arguments, **options):
+        monkeypatch.undo()
+        first.extend(other.learn(text, right=case.ids[1]))
+        return add(self, *arguments, **options)
+
+    monkeypatch.setattr(Searcher, "add", add_second)
+    ids = case.retriever.learn(text, right=case.ids[:2])
+    assert ids[1:] == first
+    assert [item.id for item in other.items(where="confirmed = true")] == [first[0], ids[0]]
 
 
 @pytest.mark.parametrize("case", ["cosine", "scenes"], indirect=True)
