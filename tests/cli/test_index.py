@@ -138,6 +138,21 @@ def test_fit_improves_the_same_library(library, place):
     assert "--dtype has no effect on a library of photos" in unused
 
 
+def test_pairs_confirmed_before_the_first_fit_are_learned_at_the_next_refit(library):
+    photos = [item["id"] for item in run_json("list", "library", "--limit", 3)["items"]]
+    confirmed = ("learn", "library", "a boat", *(f"--right={photo}" for photo in photos))
+    assert "cannot be refitted" in refused(*confirmed, "--refit")
+    ids = run_json(*confirmed)["learned"]  # they are stored nevertheless
+    assert run_json("list", "library", "--where", "confirmed = true")["total"] == 3
+    assert run("fit", "captions.csv", "--images", "photos", "--out", "library").exit_code == 0
+    assert run_json("sync", "library")["unchanged"] == N
+    stored = run_json("list", "library", "--where", "confirmed = true")["items"]
+    assert [item["id"] for item in stored] == ids
+    run("learn", "library", "--refit")
+    facts = run_json("info", "library")["facts"]["refitted"]
+    assert facts["pairs"] == facts["before"] + 3
+
+
 def test_check_counts_captions_in_photos(place):
     write_photo(place / "photos" / "a.jpg", xmp=make_xmp(tags=["card"]))
     result = run("check", "photos")

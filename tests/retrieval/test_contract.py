@@ -12,6 +12,7 @@ from diptych.data import PairedDataset, PairedViews
 from diptych.retrieval import Hits
 from diptych.retrieval._folder import save_published
 from diptych.retrieval._refitting import sum_new_pairs
+from diptych.retrieval._searcher import Searcher
 from tolerance import assert_same_hits, rounding
 
 N, NEW = 60, 5
@@ -464,3 +465,62 @@ def test_copies_are_found(case):
     for i in range(2):
         assert any({case.ids[i], f"copy {i}"} <= group for group in groups)
     assert found.n_items == N + 2
+
+
+@in_a_database_too
+def test_confirmed_pairs_are_captions_that_a_refit_learns_from(case):
+    retriever, text, image = case.retriever, take(case.texts, 1), case.ids[7]
+    n_texts, n_pairs = retriever.store.count("text"), sum_new_pairs(retriever.searcher).count
+    ids = retriever.learn(text, right=[image, case.ids[8], image])
+    assert [retriever.item(name).image for name in ids] == [image, case.ids[8]]
+    assert retriever.learn(text, right=image) == ids[:1]  # a pair that is there is not stored again
+    assert retriever.store.count("text") == n_texts + 2
+    assert {item.id for item in retriever.items(where="confirmed = true")} == set(ids)
+    shown = retriever.item(ids[0]).text
+    assert shown == (text if isinstance(text, str) else None)
+    assert set(ids) <= set(names(retriever.annotate(take(case.images, 7), k=10**6)))
+    assert sum_new_pairs(retriever.searcher).count == n_pairs + 2
+    before = retriever.fitted.facts.get("refitted", {}).get("pairs")
+    after = retriever.refit().fitted.facts["refitted"]
+    assert after["pairs"] == after["before"] + 2
+    assert before is None or before == after["before"]
+    assert sum_new_pairs(retriever.searcher).count == 0
+    assert retriever.remove(ids) == 2
+    assert retriever.learn(text, right=image) == ids[:1]
+
+
+@pytest.mark.parametrize("case", ["cosine", "postgresql"], indirect=True)
+def test_a_pair_that_two_processes_confirm_at_once_is_stored_once(case, tmp_path, monkeypatch):
+    other, text = case.open_again(tmp_path / "case"), take(case.texts, 1)
+    add, first = Searcher.add, []
+
+    def add_second(self, *arguments, **options):
+        monkeypatch.undo()
+        first.extend(other.learn(text, right=case.ids[1]))
+        return add(self, *arguments, **options)
+
+    monkeypatch.setattr(Searcher, "add", add_second)
+    ids = case.retriever.learn(text, right=case.ids[:2])
+    assert ids[1:] == first
+    assert [item.id for item in other.items(where="confirmed = true")] == [first[0], ids[0]]
+
+
+@pytest.mark.parametrize("case", ["cosine", "scenes"], indirect=True)
+def test_pairs_that_cannot_be_confirmed(case):
+    retriever, text = case.retriever, take(case.texts, 1)
+    caption, n_items = stored_ids(case, "annotate")[0], len(retriever)
+    for right, words in (
+        (["0", "no such image"], "there is no item"),
+        ([5], "there is no item 5"),
+        (caption, "is a caption; right takes the ids of images"),
+        ([], "right has no ids"),
+    ):
+        with pytest.raises(InputError, match=words):
+            retriever.learn(text, right=right)
+    with pytest.raises(InputError, match="one text at a time, not 2"):
+        retriever.learn(take(case.texts, [1, 2]), right=case.ids[0])
+    if isinstance(text, str):
+        for wrong, words in ((" ", "not a text"), ("\ud800", "not valid Unicode")):
+            with pytest.raises(InputError, match=words):
+                retriever.learn(wrong, right=case.ids[0])
+    assert len(retriever) == n_items

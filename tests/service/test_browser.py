@@ -912,3 +912,27 @@ def test_long_names_in_a_contact_sheet_do_not_overlap(chromium, size):
         sheet.close()
     assert len(widths) == 3
     assert all(needed <= there for needed, there in widths)
+
+
+@WINDOWS
+def test_a_result_is_confirmed_with_the_keyboard_and_taken_back(visit, serve, copied_folder, width):
+    page = visit(f"/?q={TEXT}", serve(copied_folder, writable=True), viewport={**WIDE, "width": width})
+    image = first_image(page)
+    button = page.locator(".learn").first
+    assert button.get_attribute("aria-pressed") == "false"
+    button.focus()
+    page.keyboard.press("Enter")
+    page.locator(".learn[aria-pressed=true]").wait_for()
+    (learned,) = Retriever.load(copied_folder).items(where="confirmed = true")
+    assert (learned.text, learned.image) == (TEXT, image)
+    assert "Learned" in page.locator("#announcement").inner_text()
+    page.keyboard.press("Enter")
+    page.locator(".learn[aria-pressed=true]").wait_for(state="detached")
+    assert learned.id not in Retriever.load(copied_folder)
+    check_width(page, width)
+
+
+def test_a_server_that_cannot_write_offers_nothing_to_confirm(visit):
+    page = visit(f"/?q={TEXT}")
+    first_image(page)
+    assert page.locator(".learn").count() == 0

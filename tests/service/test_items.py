@@ -203,3 +203,35 @@ def test_texts_of_the_first_view_are_changed():
     assert (changed.text, changed.view) == ("CCO", "image")
     features = retriever.encoders.encode_images(["CCO"])
     np.testing.assert_allclose(retriever.store.features("image", [item.id]), features, rtol=1e-6)
+
+
+def test_a_confirmed_pair_is_a_caption_of_the_image(writable, client, copied_folder):
+    image, other = (item["id"] for item in writable.get("/v1/items?view=image&limit=2").json()["items"])
+    body = {"text": "a boat that nobody described", "right": [image, other]}
+    ids = writable.post("/v1/learn", json=body).json()["learned"]
+    assert writable.post("/v1/learn", json=body | {"right": image}).json() == {"learned": ids[:1]}
+    stored = Retriever.load(copied_folder)
+    assert [stored.item(name).image for name in ids] == [image, other]
+    assert stored.item(ids[0]).text == body["text"]
+    where = {"where": "confirmed = true"}
+    assert {item["id"] for item in writable.get("/v1/items", params=where).json()["items"]} == set(ids)
+    removed = writable.delete(f"/v1/items/{ids[0].replace('/', '%2F').replace('#', '%23')}")
+    assert removed.json() == {"removed": 1}
+    for wrong, status in (
+        ({"right": ["no such image"]}, 422),
+        ({"right": []}, 422),
+        ({"right": ["x"] * 1000}, 422),
+        ({"text": None}, 422),
+        ({"features": [1.0]}, 422),
+        ({"wrong": [image]}, 422),
+    ):
+        assert writable.post("/v1/learn", json=body | wrong).status_code == status, wrong
+    assert problem(client.post("/v1/learn", json=body)) == (403, "read-only")
+
+
+def test_a_pair_is_confirmed_by_features(of_rows):
+    client, _, y = of_rows
+    (pair,) = client.post("/v1/learn", json={"features": y[3], "right": "5"}).json()["learned"]
+    assert client.get(f"/v1/items/{pair.replace('#', '%23')}").json()["image"] == "5"
+    refused = client.post("/v1/learn", json={"text": "a star", "right": "5"})
+    assert problem(refused) == (422, "no-encoder")

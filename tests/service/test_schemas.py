@@ -17,6 +17,7 @@ OPERATIONS = [
     "POST /v1/score",
     "POST /v1/items",
     "POST /v1/session",
+    "POST /v1/learn",
     "GET /v1/items",
     "PUT /v1/items/{item_id}",
     "PATCH /v1/items/{item_id}",

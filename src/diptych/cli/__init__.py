@@ -82,6 +82,10 @@ class Commands(LazyGroup):
             "List the items of a model, filtered, in order of addition or of a metadata value.",
         ),
         "add": ("_items", "Add images or pairs to a model. It learns from new pairs only with --refit."),
+        "learn": (
+            "_items",
+            "Confirm which images a text should find. The model learns from it with --refit.",
+        ),
         "sync": ("_index", "Bring a library up to date with its folders of photos."),
         "remove": ("_items", "Remove items from a model; an image is removed with its captions."),
         "info": ("_items", "Check the files of a model; show what it is and how good it is."),

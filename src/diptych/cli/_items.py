@@ -1,4 +1,4 @@
-"""``add``, ``remove``, ``duplicates``, ``info``, ``export``, ``push``, ``pull``: work with a fitted model."""
+"""Work with a fitted model: its items and pairs, what is known of it, copies of it."""
 
 from __future__ import annotations
 
@@ -130,6 +130,39 @@ def _add_data(
         if unreadable:
             data = data.select([i for i, path in enumerate(data.paths) if str(path) not in unreadable])
     return retriever.add(**_make_arguments(data)) if data.n_images else [], updated, unreadable
+
+
+def learn(
+    model: opt.Model,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="What was searched for.")] = None,
+    right: Annotated[
+        list[str] | None, option("Id or path of an image that is right; repeat it for several.")
+    ] = None,
+    refit: Annotated[bool, option("Fit again, with all pairs since the last fit.", "--refit")] = False,
+    *,
+    encoders: LoadOptions,
+    run: RunOptions,
+) -> None:
+    """Confirm which images a text should find. The model learns from it with --refit.
+
+    Example: `diptych learn library "a boat at night" --right harbour/1.jpg --right harbour/7.jpg`
+
+    Example: `diptych learn library --refit`
+    """
+    if (text is None) != (not right):
+        raise InputError("TEXT and --right belong together; give both.")
+    if text is None and not refit:
+        raise InputError("there is nothing to learn; give TEXT and --right, or --refit.")
+    retriever = encoders.load(model, mmap=False)
+    ids = (
+        [] if text is None else retriever.learn(text, _find_ids(retriever.store.items("image"), right or []))
+    )
+    lines = [f"learned {count(len(ids), 'pair')}; wrote {model}"] if ids else []
+    if refit:
+        retriever.refit()
+        pairs = retriever.fitted.facts["refitted"]
+        lines.append(f"refitted on {count(pairs['pairs'], 'pair')} ({pairs['before']} before)")
+    run.show({"model": str(model), "learned": ids, "refitted": refit}, lines)
 
 
 def remove(

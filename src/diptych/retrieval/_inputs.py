@@ -294,7 +294,7 @@ def read_content(
         raise InputError(f"{name} is a list of {len(things)}; give one, for one item.")
     rows = encode_new_items(encoders, item.view, things) if rows is None else rows
     if is_text:
-        _check_unicode(things, "correct it")
+        check_unicode(things, "correct it")
         return {"text": str(content)}, rows
     is_path = isinstance(content, str | os.PathLike)
     return {"path": os.path.abspath(os.fspath(content)) if is_path else None}, rows
@@ -390,7 +390,7 @@ class NewItems:
         sources = [os.fspath(thing) if isinstance(thing, str | os.PathLike) else None for thing in things]
         ids = [source or next(unused) for source in sources] if self.ids is None else self.ids
         _check_length(len(sources), ids, "ids")
-        _check_unicode((*ids, *filter(None, sources)), "rename the file or the id")
+        check_unicode((*ids, *filter(None, sources)), "rename the file or the id")
         return [
             Item(str(item_id), "image", text=source, metadata=self._about(item_id))
             if source is None or inputs == "texts"
@@ -402,16 +402,14 @@ class NewItems:
         texts, ids = self.things["text"], self.caption_ids
         owners: list[str | None] = [None] * len(texts)
         if images is None:
-            empty = next((text for text in texts if isinstance(text, str) and not text.strip()), None)
-            if empty is not None:
-                raise InputError(f"{empty!r} is not a text; give at least one word, unless it is a caption.")
+            refuse_empty(texts)
         else:
             rows = check_pairing(self.pairing, len(images), np.empty((len(texts), 1)))
             owners = [images[row].id for row in rows.tolist()]
         if ids is None:
             ids = [f"{owner}#{i}" if owner else next(unused) for i, owner in enumerate(owners)]
         _check_length(len(texts), ids, "caption_ids")
-        _check_unicode((*ids, *(text for text in texts if text is not None)), "correct it")
+        check_unicode((*ids, *(text for text in texts if text is not None)), "correct it")
         return [
             Item(
                 str(item_id),
@@ -425,6 +423,13 @@ class NewItems:
 
     def _about(self, item_id: object) -> dict[str, Any]:
         return plain_metadata(self.metadata.get(str(item_id), {}), item_id)
+
+
+def refuse_empty(texts: Sequence[Any]) -> None:
+    """Refuse texts without a word."""
+    empty = next((text for text in texts if isinstance(text, str) and not text.strip()), None)
+    if empty is not None:
+        raise InputError(f"{empty!r} is not a text; give at least one word, unless it is a caption.")
 
 
 def check_metadata_ids(metadata: Metadata, ids: Container[str]) -> None:
@@ -539,7 +544,7 @@ def _as_numbers(rows: Any, name: str) -> Floats:
     return array
 
 
-def _check_unicode(texts: Iterable[Any], remedy: str) -> None:
+def check_unicode(texts: Iterable[Any], remedy: str) -> None:
     """Refuse what could be saved, and not be read again."""
     for text in texts:
         if not is_unicode(str(text)):

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from diptych.retrieval._inputs import dataset_items, encode_items
-from diptych.retrieval._items import VIEWS, Item, View
+import numpy as np
+
+from diptych._checks import InputError, plural, with_article
+from diptych.retrieval._inputs import (
+    check_unicode,
+    dataset_items,
+    encode_items,
+    encode_new_items,
+    is_features,
+    read_new_items,
+    refuse_empty,
+)
+from diptych.retrieval._items import VIEWS, Item, View, unknown_item
 from diptych.retrieval._searcher import Searcher, batches
 from diptych.retrieval._sync import choose_id
-from diptych.retrieval.stores._base import Store
+from diptych.retrieval.stores._base import Store, TakenError
 from diptych.retrieval.stores._folder import FolderStore
 
 if TYPE_CHECKING:
@@ -99,3 +111,57 @@ def keep_others(previous: Searcher, current: Searcher) -> None:
     for view in VIEWS:
         for items in batches(item for item in previous.store.items(view) if item.id not in ids):
             current.add({view: items}, {view: previous.features_of(view, items)})
+
+
+def confirm_pairs(retriever: Retriever, query: Any, right: str | Sequence[str]) -> list[str]:
+    """Store a query as a caption of the images that it should have found; see ``Retriever.learn``.
+
+    The id of such a caption is made of its image and its text, so that a pair is stored once, even if two
+    processes confirm it at the same time.
+    """
+    image_ids = [right] if isinstance(right, str) else list(dict.fromkeys(right))
+    if not image_ids:
+        raise InputError("right has no ids; give at least one.")
+
+    def put(searcher: Searcher) -> list[str]:
+        encoders, store = searcher.encoders, searcher.store
+        _check_images(searcher, image_ids)
+        texts, features = read_new_items(encoders, "text", query, None, searcher.fitted.layout)
+        if len(texts) != 1:
+            raise InputError(f"learn takes one text at a time, not {len(texts)}; call it for each.")
+        refuse_empty(texts)
+        check_unicode(texts, "correct it")
+        text = None if texts[0] is None else str(texts[0]).strip()
+        features = encode_new_items(encoders, "text", [text]) if features is None else features
+        content = np.asarray(features, np.float32).tobytes() if text is None else text.encode()
+        name = f"confirmed-{hashlib.sha256(content).hexdigest()[:16]}"
+        pairs = [
+            Item(f"{image}#{name}", "text", text=text, image=image, metadata={"confirmed": True})
+            for image in image_ids
+        ]
+        ids = [pair.id for pair in pairs]
+        stored = {item.id for item in store.items(ids=ids)}
+        new = [pair for pair in pairs if pair.id not in stored]
+        rows = np.repeat(features, len(new), axis=0)
+        try:
+            with retriever._writing:
+                retriever._writable(searcher).add({"text": new}, {"text": rows})
+        except TakenError:  # another process has just confirmed some of them
+            return put(searcher)
+        return ids
+
+    return retriever._current.run(put, uses_encoders=not is_features(query))
+
+
+def _check_images(searcher: Searcher, ids: Sequence[str]) -> None:
+    """Refuse ids that no stored image has."""
+    for item_id in ids:
+        if not isinstance(item_id, str):
+            raise unknown_item(item_id)
+    views, stored = searcher.encoders.views, {item.id: item.view for item in searcher.store.items(ids=ids)}
+    for item_id in ids:
+        if item_id not in stored:
+            raise unknown_item(item_id)
+        if stored[item_id] != "image":
+            noun = with_article(views.caption)
+            raise InputError(f"{item_id!r} is {noun}; right takes the ids of {plural(views.image)}.")

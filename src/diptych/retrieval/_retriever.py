@@ -926,6 +926,23 @@ class Retriever:
 
         return self._current.run(put, uses_encoders=features is None)
 
+    def learn(self, text: OneText | Features, right: str | Sequence[str]) -> list[str]:
+        """Store that a text should find some images, for the next ``refit``; return the ids of these pairs.
+
+        The text becomes a caption of each of them, with ``confirmed: True`` in its metadata, all in one step;
+        ``remove`` takes a pair back. A pair that was confirmed before is stored once.
+
+        Parameters
+        ----------
+        text
+            What was searched for: a text, or features, one row.
+        right
+            The id of an image that is right, or several.
+        """
+        from diptych.retrieval._merging import confirm_pairs
+
+        return confirm_pairs(self, text, right)
+
     def _writable(self, searcher: Searcher) -> Searcher:
         """Return the current model, if it has the encoders of one that something was encoded with."""
         current = self._current.get()

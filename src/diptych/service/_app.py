@@ -61,6 +61,7 @@ _BODIES = (
     schemas.ScoreRequest,
     schemas.AddRequest,
     schemas.UpdateRequest,
+    schemas.LearnRequest,
     schemas.SessionRequest,
 )
 _PROBLEMS = problem_responses(400, 401, 403, 404, 408, 413, 415, 421, 422, 429, 503)
@@ -278,6 +279,21 @@ def search_routes(service: Service) -> APIRouter:
         request.state.queries = [*body.image.names, *body.text.names]
         return JsonResponse(await service.score_pairs(body))
 
+    @router.post(
+        "/learn",
+        responses=problem_responses(507),
+        **_takes(schemas.LearnRequest, schemas.LearnResponse),
+    )
+    async def learn(request: Request) -> JsonResponse:
+        """Store that a text should find some images, for the next refit; needs ``--writable``.
+
+        The response is sent once it is on disk. A pair that was confirmed before is stored once.
+        """
+        _ = service.writer
+        body = await schemas.LearnRequest.parse(request, service.limits)
+        request.state.queries = [body.text]
+        return JsonResponse({"learned": await service.learn(body)})
+
     return router
 
 
@@ -492,7 +508,7 @@ def _add_limits(properties: dict[str, Any], limits: Limits) -> None:
         properties["k"]["maximum"] = limits.k
     if "offset" in properties:
         properties["offset"]["maximum"] = limits.k - 1
-    for name in ("text", "id", "captions"):
+    for name in ("text", "id", "captions", "right"):
         for choice in (properties.get(name, {}), *properties.get(name, {}).get("anyOf", ())):
             if choice.get("type") == "array":
                 choice["maxItems"] = limits.batch

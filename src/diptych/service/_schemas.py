@@ -540,6 +540,25 @@ class UpdateRequest(Content):
         check_sizes(limits, 1, [] if self.text is None else [self.text])
 
 
+class LearnRequest(RequestBody):
+    """A text, or the features of one, and the images that it should find."""
+
+    model_config = _examples({"text": "a red star at night", "right": ["images/scene-000007.png"]})
+    text: Text | None = Field(None, description="What was searched for.")
+    features: Features = Field(None, description=f"Of one text. {ABOUT_FEATURES}")
+    right: ItemIds = Field(min_length=1, description="The id of an image that is right, or several.")
+
+    @model_validator(mode="after")
+    def _check_text(self) -> Self:
+        if (self.text is None) == (self.features is None):
+            raise ValueError("give exactly one of text or features")
+        return self
+
+    def check_limits(self, limits: Limits) -> None:
+        """Refuse a request that exceeds the limits of this server."""
+        check_sizes(limits, len(self.right), [] if self.text is None else [self.text])
+
+
 class ListQuery(BaseModel):
     """Which items to list, as parameters of the address."""
 
@@ -657,6 +676,12 @@ class AddResponse(BaseModel):
 
     image: str | None
     captions: list[str]
+
+
+class LearnResponse(BaseModel):
+    """Ids of the pairs, which are on disk now: captions of these images, to be removed like others."""
+
+    learned: list[str]
 
 
 class ListResponse(BaseModel):

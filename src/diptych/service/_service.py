@@ -329,6 +329,16 @@ class Service:
             await self._change(self.writer.update, item_id, source, rows, body.metadata)
         return await self.describe_item(item_id)
 
+    async def learn(self, body: schemas.LearnRequest) -> list[str]:
+        """Store that a text should find some images; return the ids of these pairs."""
+        text: Any = body.text
+        if body.features is None:
+            _check_encoder(self.model, "text")
+        else:
+            text = await self.look_up(self.model.join_features, "text", body.features)
+        async with self._writing:
+            return await self._change(lambda retriever: retriever.learn(text, body.right))
+
     async def remove(self, item_id: str) -> int:
         """Remove an item, an image together with its captions; return how many items."""
         async with self._writing:

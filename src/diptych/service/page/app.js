@@ -7,6 +7,7 @@ import { choices, columns } from "./compare.js";
 import { labelOf, listenToParts, showParts, SIGNS } from "./compose.js";
 import { by, h, isolated, number, show } from "./dom.js";
 import { listenToFilters, offerFilters, showFilterError, showFilters } from "./filters.js";
+import { canLearn } from "./learn.js";
 import { describe } from "./model.js";
 import { button, errorNotice, exampleImages, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
 import { offerInput, showQuery } from "./query.js";
@@ -104,7 +105,7 @@ async function showMore(pressed, place, mode, found) {
   if (state.compare) {
     showResults(place, mode, found);
   } else {
-    const added = (mode === "search" ? images : captions)(hitsOf(result), state, found.own, { from: shown });
+    const added = (mode === "search" ? images : captions)(hitsOf(result), state, found.own, { from: shown, learns: canLearn(state, model) });
     place.querySelector("ol").append(...added.children);
     pressed.parentElement.replaceWith(more(place, mode, found));
     announce(mode, found);
@@ -139,7 +140,7 @@ function showResults(place, mode, found) {
   } else if (state.compare) {
     show(place, notes, columns(mode, found.responses, state, found.own, model), more(place, mode, found));
   } else {
-    const list = (mode === "search" ? images : captions)(hits, state, found.own);
+    const list = (mode === "search" ? images : captions)(hits, state, found.own, { learns: canLearn(state, model) });
     show(place, notes, list, more(place, mode, found));
   }
   announce(mode, found);

@@ -3,6 +3,7 @@
 import { api } from "./api.js";
 import { toCaption, toImage, toSimilar, write } from "./url.js";
 import { h, isolated, percent } from "./dom.js";
+import { learnButton } from "./learn.js";
 
 const isKnown = (hit) => typeof hit.probability === "number";
 
@@ -25,13 +26,14 @@ function score(hit, share) {
       isKnown(hit) ? percent(hit.probability) : value));
 }
 
-/** Add a hit to the query, subtract it, or search for more like it. */
-function actions(hit, state, label) {
+/** Add a hit to the query, subtract it, search for more like it, or where it ``learns``, confirm it. */
+function actions(hit, state, label, learns = false) {
   const part = (sign, shown, name) => h("button", {
     type: "button", "data-sign": sign, "data-id": hit.id, title: name, "aria-label": `${name}: ${isolated(label)}`,
   }, shown);
   return h("p", { class: "hit-actions" },
     h("a", { href: write(toSimilar(state, hit)), "data-similar": hit.id, "data-view": hit.view, "aria-label": `More like this: ${isolated(label)}` }, "More like this"),
+    learns ? learnButton(hit, state.q.trim(), label) : null,
     part("plus", "+", "Add to the query"), part("minus", "−", "Subtract from the query"));
 }
 
@@ -76,8 +78,8 @@ const download = (item) => (item.media === "file" && item.file_url
 export const showItem = (item, options) => (isPlayed(item) ? player(item.media, api.file(item.id), item.file_name, "metadata")
   : [frame(item, options), download(item)]);
 
-/** Hits as a list; ``from``: leave out those before; ``plain``: without actions. */
-export function images(hits, state, own, { from = 0, plain = false } = {}) {
+/** Hits as a list; ``from``: leave out those before; ``plain``: without actions; ``learns``: they can be confirmed. */
+export function images(hits, state, own, { from = 0, plain = false, learns = false } = {}) {
   const bars = shares(hits);
   const wide = hits.some(isPlayed);
   return h("ol", { class: wide ? "grid players" : "grid" }, hits.slice(from).map((hit, at) => {
@@ -95,7 +97,7 @@ export function images(hits, state, own, { from = 0, plain = false } = {}) {
         h("span", { class: "tile-caption", dir: "auto" }, caption || hit.id),
         score(hit, bars[place])),
       download(hit),
-      plain ? null : actions(hit, state, caption || hit.id));
+      plain ? null : actions(hit, state, caption || hit.id, learns));
   }));
 }
 

@@ -1,0 +1,42 @@
+// Confirming that a hit is right: the server keeps the pair, and learns from it at its next refit.
+
+import { api } from "./api.js";
+import { by, h, isolated } from "./dom.js";
+import { viewOf } from "./search.js";
+
+/** Whether hits can be confirmed: images for a text that a person typed, where writing is allowed. */
+export const canLearn = (state, model) =>
+  model.writable && viewOf(state) === "text" && !state.caption && !state.similar && !state.parts.length && state.q.trim() !== "";
+
+function setLearned(button, id) {
+  const name = id ? "Confirmed as right; press to take it back" : "Confirm that this is right";
+  button.dataset.learned = id ?? "";
+  button.title = name;
+  button.setAttribute("aria-pressed", String(Boolean(id)));
+}
+
+async function toggle(button, text, id, label) {
+  if (button.getAttribute("aria-busy")) return;
+  const { learned } = button.dataset;
+  button.setAttribute("aria-busy", "true");
+  try {
+    if (learned) await api.remove(learned);
+    setLearned(button, learned ? null : (await api.learn(text, id)).learned[0]);
+    by("announcement").textContent = `${learned ? "Taken back" : "Learned"}: ${isolated(label)}`;
+  } catch (problem) {
+    button.title = problem.message;
+    by("announcement").textContent = problem.message;
+  } finally {
+    button.removeAttribute("aria-busy");
+  }
+}
+
+/** A button that confirms a hit for a text, and takes that back. */
+export function learnButton(hit, text, label) {
+  const button = h("button", {
+    type: "button", class: "learn", "aria-label": `Right for “${isolated(text)}”: ${isolated(label)}`,
+    onclick: () => toggle(button, text, hit.id, label),
+  }, "✓");
+  setLearned(button, null);
+  return button;
+}
