@@ -645,7 +645,7 @@ def many_captions(place, rounds, rng, count):
         except Exception as error:
             count.check(False, f"{kind}, {max(captions)}: {error!r}")
             continue
-        count.check(isinstance(found, str) or set(found) == {"search", "annotate"}, found)
+        count.check(isinstance(found, str) or set(found) == {"search", "annotate", "pairs"}, found)
         count.struck += isinstance(found, dict)
         count.rounds += 1
 
