@@ -81,7 +81,7 @@ def measure_batches() -> None:
     bare.add(vectors)
     half = VectorIndex(vectors.shape[1], "float16")
     half.add(np.arange(ITEMS), vectors)
-    graph = VectorIndex.of(vectors, np.ones(ITEMS, np.float32), np.arange(ITEMS))
+    graph = VectorIndex.of(vectors, np.arange(ITEMS))
     build, recall = time_call(lambda: graph.build_graph(queries[:500]).recall)
     truth = bare.search(queries, K)[1]
     ways = {
