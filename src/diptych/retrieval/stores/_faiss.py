@@ -24,7 +24,7 @@ Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 DTYPES = ("float32", "float16")
 
-CHUNK_BYTES = 2**24
+CHUNK_BYTES = 2**25
 """Of float32: large enough for FAISS to run at full speed, small enough to copy at a removal."""
 
 _CANDIDATES = 128  # that a search through a graph keeps: more find more, and take longer
@@ -338,7 +338,7 @@ def _search_graph(
     present = _join_keys(c.keys[:b] for c, b in zip(chunks, bounds, strict=True))
     if allowed is not None:
         present = present[_rows_of(present, allowed)]
-    results = [graph.search(queries, k, present), _search_chunks(newer, queries, k, allowed)]
+    results = [_order(*graph.search(queries, k, present)), _search_chunks(newer, queries, k, allowed)]
     scores, keys = _merge(results, k)
     short = np.flatnonzero(keys[:, k - 1] < 0)
     if len(short):
@@ -423,17 +423,27 @@ def _compare(queries: Floats, vectors: Floats, k: int, among: Keys | None) -> tu
 
 
 def _order(scores: Floats, keys: Keys) -> tuple[Floats, Keys]:
-    """Return results with scores descending, equal ones ordered by key."""
-    order = np.lexsort((keys, -scores), axis=1)
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(keys, order, 1)
+    """Return results with scores descending, equal ones ordered by key; FAISS's are, but for equal ones."""
+    rows = np.flatnonzero((scores[:, :-1] <= scores[:, 1:]).any(axis=1))
+    if len(rows):
+        order = np.lexsort((keys[rows], -scores[rows]), axis=1)
+        scores, keys = scores.copy(), keys.copy()
+        scores[rows] = np.take_along_axis(scores[rows], order, 1)
+        keys[rows] = np.take_along_axis(keys[rows], order, 1)
+    return scores, keys
 
 
 def _merge(results: list[tuple[Floats, Keys]], k: int, rows: int = 0) -> tuple[Floats, Keys]:
-    """Return the ``k`` best of several results, filled up with keys of −1."""
+    """Return the ``k`` best of several results, filled up with keys of −1.
+
+    Each is ordered as ``_order`` does, and has greater keys than those before it.
+    """
     rows = len(results[0][0]) if results else rows
     filler = np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1, np.int64)
     scores, keys = (np.concatenate(parts, axis=1) for parts in zip(*results, filler, strict=True))
-    scores, keys = _order(np.where(keys < 0, -np.inf, scores), keys)
+    scores = np.where(keys < 0, -np.inf, scores)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    scores, keys = np.take_along_axis(scores, order, 1), np.take_along_axis(keys, order, 1)
     if np.isposinf(scores[:, :1]).any():  # files that are mapped are not read when they are loaded
         raise InputError("a stored vector is not finite, so its file is damaged; save the model again.")
-    return scores[:, :k], keys[:, :k]
+    return scores, keys
