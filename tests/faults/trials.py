@@ -654,7 +654,10 @@ def many_captions(place, rounds, rng, count):
 
 
 def list_changes(folder, change, rng):
-    """Change a folder again and again; yield what is there and what is not, each time a call has returned."""
+    """Change a folder again and again; yield what is there, is not, or has another text (``=``).
+
+    Each is yielded once the call has returned.
+    """
     retriever = load(folder)
     for number in range(10**9):
         name = f"{change}-{rng.randrange(10**9)}"
@@ -664,6 +667,9 @@ def list_changes(folder, change, rng):
             continue
         retriever.add(captions=["a red dog runs"] * 3, caption_ids=[name, f"{name}b", f"{name}c"])
         yield "+", f"{name}b"
+        if change == "update":
+            retriever.update(f"{name}b", text=SENTENCES[1], metadata={"number": number})
+            yield "=", f"{name}b"
         if change in ("remove", "compact"):
             retriever.remove([name, f"{name}c"])
             yield "-", name
@@ -686,7 +692,7 @@ def killed_while(change):
     def killed(place, rounds, rng, count):
         folder = place / "model"
         fresh(place, folder)
-        there, gone = set(), set()
+        there, gone, updated = set(), set(), set()
 
         def is_half_written():
             names = [path.name for path in (folder / "versions").iterdir()]
@@ -716,10 +722,13 @@ def killed_while(change):
                 (added if change == "fit" else there | added),
                 gone | {line[1:] for line in lines if line.startswith("-")},
             )
+            updated |= {line[1:] for line in lines if line.startswith("=")}
             count.struck += bool(lines)
             try:
                 retriever = load(folder)
                 now = ids(retriever)
+                kept = all(retriever.item(name).text == SENTENCES[1] for name in updated)
+                count.check(kept, "an update is lost")
                 if change == "fit":  # the last one, or the one that was written when the kill came
                     count.check(len(now) == 96, f"{len(now)} items")
                 else:
@@ -739,7 +748,7 @@ def killed_while(change):
     return killed
 
 
-for change in ("add", "remove", "refit", "compact", "fit"):
+for change in ("add", "update", "remove", "refit", "compact", "fit"):
     TRIALS[f"killed_while_{change}"] = killed_while(change)
 
 
