@@ -149,7 +149,7 @@ def sync(retriever: Retriever, folders: Sequence[str | os.PathLike[str]], remove
     if not folders:
         folders = list(known.list().values())
         if not folders:
-            raise InputError("this library knows no folder of photos; name one.")
+            raise InputError("this library knows no folder of photos; give one, or add it with diptych add.")
     places = [Path(folder).resolve() for folder in folders]
     for place in places:
         if not place.is_dir():
