@@ -37,7 +37,7 @@ try:
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Of everything that is saved. Format 1 was never released, and is not read."""
 
 MAX_JSON_BYTES = 64 * 2**20

@@ -45,7 +45,7 @@ from diptych._model_folder import current_version
 from diptych.cli import app
 from diptych.data import read_pairs
 from diptych.encoders import image_encoder
-from diptych.retrieval._calibration import fit_calibration
+from diptych.retrieval._calibration import measure_held_out
 from diptych.retrieval._encoders import EncoderRecord
 from diptych.retrieval._folder import write_model
 from diptych.retrieval.stores import _folder as stores
@@ -641,7 +641,7 @@ def many_captions(place, rounds, rng, count):
         x = generator.normal(size=(images, 5))
         y = x[pairing] + generator.normal(size=(len(pairing), 5))
         try:
-            found = fit_calibration(projectors, x, y, pairing, "drawn")
+            found = measure_held_out(projectors, x, y, pairing, "drawn")[1]
         except Exception as error:
             count.check(False, f"{kind}, {max(captions)}: {error!r}")
             continue

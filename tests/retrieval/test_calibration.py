@@ -22,7 +22,7 @@ from diptych.retrieval._calibration import (
     ScoreMap,
     TaskCalibration,
     calibration_error,
-    fit_calibration,
+    measure_held_out,
     reliability,
 )
 from diptych.retrieval._refitting import sum_new_pairs
@@ -132,7 +132,7 @@ def make_unit_views(seed, n, captions, noise):
 def test_many_captions_of_an_image_are_no_error(captions):
     owner = np.repeat(np.arange(100), captions)
     x = np.random.default_rng(0).normal(size=(100, 4))
-    calibration = fit_calibration(PLAIN, x, x[owner], owner, "drawn")
+    calibration = measure_held_out(PLAIN, x, x[owner], owner, "drawn")[1]
     assert isinstance(calibration, str) or set(calibration) == {"search", "annotate", "pairs"}
 
 
@@ -140,7 +140,7 @@ def test_many_captions_of_an_image_are_no_error(captions):
 def drawn_calibration(request):
     """The probabilities of drawn pairs, and how many captions an image has."""
     (x, y), owner = make_unit_views(0, 300, request.param, 1.6)
-    return fit_calibration(PLAIN, x, y, owner, "drawn"), request.param
+    return measure_held_out(PLAIN, x, y, owner, "drawn")[1], request.param
 
 
 @pytest.mark.parametrize("n", [60, 250, 700])

@@ -14,7 +14,9 @@ to probability that was fitted on one gallery holds on others. Evidence increase
 query, and the map does with evidence, so probabilities never change the order.
 
 The map and :math:`\beta` are fitted on held-out pairs, in galleries of all of them, of a fifth, and of a
-twenty-fifth. scikit-learn is used for that only: what is stored and applied are plain numbers.
+twenty-fifth. In these, every other image has its captions, as in a library, but for the one that is the
+query; so the probabilities hold for items with captions and without. scikit-learn is used for that only:
+what is stored and applied are plain numbers.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from diptych._persistence import Schema
 from diptych.cca._projector import Projector
 from diptych.retrieval._items import QUERIED, SEARCHED, View
 from diptych.retrieval._pair_scores import PairReference
+from diptych.retrieval._placing import Offset, choose_offset, list_partners, score_without_queries
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -160,47 +163,44 @@ def read_reference(calibration: Calibration) -> PairReference | str:
     return calibration if isinstance(calibration, str) else calibration["pairs"]
 
 
-def fit_calibration(
+def measure_held_out(
     projectors: Mapping[Task, Projector],
     x: Any,
     y: Any,
     pairing: Any,
     on: str,
     names: ViewNames = IMAGE_AND_TEXT,
-) -> Calibration:
-    """Fit the probabilities of both tasks on held-out pairs, which the model was not fitted on.
+) -> tuple[dict[Task, Offset], Calibration]:
+    """Return what held-out pairs tell, which the model was not fitted on: offsets, and probabilities.
 
     The scores of these pairs are measured too. ``on`` says which pairs they are.
     """
     owners = np.asarray(pairing)
-    images = np.unique(owners)
-    if len(images) < FEWEST_IMAGES:
-        few = count(len(images), f"held-out {names.image}")
-        are = "was" if len(images) == 1 else "were"
-        return f"there {are} {few} with {plural(names.caption)}; probabilities need {FEWEST_IMAGES}"
     rng = np.random.default_rng(0)
-    images = rng.permutation(images)[:MOST_IMAGES]
+    images = rng.permutation(np.unique(owners))[:MOST_IMAGES]
     place = np.full(len(x), -1)
     place[images] = np.arange(len(images))
     captions = np.flatnonzero(place[owners] >= 0)
     features: dict[View, Any] = {"image": np.asarray(x)[images], "text": np.asarray(y)[captions]}
-    owner: dict[View, Any] = {"image": np.arange(len(images)), "text": place[owners[captions]]}
+    owner: dict[View, Integers] = {"image": np.arange(len(images)), "text": place[owners[captions]]}
+    chosen = {task: choose_offset(projectors[task], features, owner) for task in TASKS}
+    offsets = {task: offset for task, offset in chosen.items() if offset is not None}
+    if len(images) < FEWEST_IMAGES:
+        few = count(len(images), f"held-out {names.image}")
+        are = "was" if len(images) == 1 else "were"
+        return offsets, f"there {are} {few} with {plural(names.caption)}; probabilities need {FEWEST_IMAGES}"
     tasks: dict[Task, TaskCalibration] = {}
     for task in TASKS:
-        queried, searched = QUERIED[task], SEARCHED[task]
-        rows = np.sort(rng.permutation(len(owner[queried]))[:_QUERIES])
-        queries = projectors[task].queries(features[queried][rows])
-        items = projectors[task].items(features[searched])
-        galleries, background = _score(
-            projectors[task], queries, items, owner[queried][rows], owner[searched]
-        )
-        right, about = max(1, round(len(items) / len(images))), (on, len(captions), len(rows), len(items))
+        galleries, query_owner, background = _score(projectors[task], offsets.get(task), features, owner, rng)
+        n_items = len(owner[SEARCHED[task]])
+        right = max(1, round(n_items / len(images)))
+        about = (on, len(captions), len(query_owner), n_items)
         try:
-            tasks[task] = _fit_task(galleries, owner[queried][rows], right, background, about)
+            tasks[task] = _fit_task(galleries, query_owner, right, background, about)
         except InputError as error:
-            return str(error).rstrip(".")
+            return offsets, str(error).rstrip(".")
     pairs = PairReference.measure(projectors, features["image"], features["text"], owner["text"])
-    return {"search": tasks["search"], "annotate": tasks["annotate"], "pairs": pairs}
+    return offsets, {"search": tasks["search"], "annotate": tasks["annotate"], "pairs": pairs}
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,21 +212,49 @@ class _Gallery:
 
 
 def _score(
-    projector: Projector, queries: Any, items: Any, query_owner: Integers, item_owner: Integers
-) -> tuple[list[_Gallery], float]:
-    """Score every query in a gallery of everything, and in parts of it that have its right items.
+    projector: Projector,
+    offset: Offset | None,
+    features: Mapping[View, Any],
+    owner: Mapping[View, Integers],
+    rng: np.random.Generator,
+) -> tuple[list[_Gallery], Integers, float]:
+    """Score queries in a gallery of everything, and in parts of it that have their right items.
 
-    Return the galleries, and the score that one in twenty wrong items exceeds.
+    Where there is an offset, every other image has its texts as partners, and they have it, as in a library.
+    Queries that would be the only partner of their right item are left out. Return the galleries, the image
+    of each query, and the score that one in twenty wrong items exceeds.
     """
+    searched, queried = SEARCHED[projector.task], QUERIED[projector.task]
+    item_owner = owner[searched]
+    asked = np.sort(rng.permutation(len(owner[queried]))[:_QUERIES])
+    queries, items = projector.queries(features[queried][asked]), projector.items(features[searched])
+    is_paired, placed = np.zeros(len(items), bool), items
+    right_scores = np.full(len(asked), -np.inf)
+    if offset is not None:
+        is_paired = item_owner % 2 == 0
+        placed = np.where(
+            is_paired[:, None],
+            projector.items(features[searched], *list_partners(searched, features, owner)),
+            items,
+        )
+        right_scores = score_without_queries(projector, features, owner, asked, queries)
+        kept = (owner[queried][asked] % 2 == 1) | np.isfinite(right_scores)
+        asked, queries, right_scores = asked[kept], queries[kept], right_scores[kept]
+    query_owner = owner[queried][asked]
     galleries, limits = [], list[float]()
     for parts in _PARTS:
         if _SMALLEST * parts > len(np.unique(item_owner)):
             break
         gallery = _Gallery(np.full((len(queries), BEST), -np.inf), np.zeros((len(queries), BEST), bool))
         for rows, columns in _split_images(query_owner, item_owner, parts):
-            inner = queries[rows] @ items[columns].T
-            scores = np.asarray(projector.scores(inner, queries[rows]), np.float64)
+            inner = queries[rows] @ placed[columns].T
             right = query_owner[rows, None] == item_owner[None, columns]
+            if offset is not None:
+                paired = is_paired[columns]
+                own = right & paired
+                inner = np.where(own, right_scores[rows, None], inner)
+                inner -= paired * np.float32(offset.compute(int(paired.sum()), int((~paired).sum())))
+            scores = np.asarray(projector.scores(inner, queries[rows]), np.float64)
             if parts == 1:
                 limits.append(float(np.quantile(scores[~right], 0.95)))
             n = min(BEST, len(columns))
@@ -236,7 +264,7 @@ def _score(
             gallery.scores[rows, :n] = np.take_along_axis(scores, best, 1)
             gallery.right[rows, :n] = np.take_along_axis(right, best, 1)
         galleries.append(gallery)
-    return galleries, float(np.mean(limits))
+    return galleries, query_owner, float(np.mean(limits))
 
 
 def _split_images(

@@ -15,6 +15,7 @@ from diptych.cca._projector import Projector
 from diptych.cca._weighting import normalize
 from diptych.retrieval._calibration import NOT_CALIBRATED, Calibration
 from diptych.retrieval._items import SIDES, View
+from diptych.retrieval._placing import Offset
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA, Moments
@@ -49,7 +50,8 @@ class Fitted:
     """A fitted model: the projectors of both tasks, and what is known of it and of its training data.
 
     ``stored_description`` is as it was read; ``description`` is checked. ``facts`` are as in ``Facts``.
-    ``calibration`` has the probabilities of both tasks, or says why there are none.
+    ``calibration`` has the probabilities of both tasks, or says why there are none; ``offsets`` are for items
+    with partners, where they could be measured.
     """
 
     projectors: Mapping[Task, Projector]
@@ -58,6 +60,7 @@ class Fitted:
     learned: Learned
     facts: dict[str, Any] = field(default_factory=dict)
     calibration: Calibration = NOT_CALIBRATED
+    offsets: Mapping[Task, Offset] = field(default_factory=dict)
 
     @cached_property
     def description(self) -> ModelDescription:

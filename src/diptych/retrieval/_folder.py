@@ -51,6 +51,7 @@ from diptych.retrieval._calibration import TaskCalibrations
 from diptych.retrieval._encoders import EncoderRecord, Encoders
 from diptych.retrieval._fitted import Fitted, Learned, OutlierDetector, name_views
 from diptych.retrieval._items import SIDES, VIEWS, View, strip_paths
+from diptych.retrieval._placing import KindRecalls, Offset
 from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores import open_store, read_address
 from diptych.retrieval.stores._base import ModelChanged, Store
@@ -120,6 +121,7 @@ class Facts(TypedDict, total=False):
     graph_recall: dict[Task, float]
     refitted: Refit
     audit: Audited
+    library: KindRecalls
 
 
 class OutlierConfig(Schema, frozen=True):
@@ -132,7 +134,8 @@ class OutlierConfig(Schema, frozen=True):
 class ModelConfig(Schema, frozen=True):
     """A fitted model and its encoders; ``views`` are the names of the views for people.
 
-    ``calibration`` has what was measured on held-out pairs, or says why nothing was.
+    ``calibration`` has what was measured on held-out pairs, or says why nothing was; ``offsets`` are what is
+    subtracted from the scores of items with partners.
     """
 
     projectors: dict[Task, ProjectorConfig]
@@ -143,6 +146,7 @@ class ModelConfig(Schema, frozen=True):
     facts: Facts
     views: tuple[str, str]
     calibration: TaskCalibrations | str
+    offsets: dict[Task, Offset]
 
     @property
     def names(self) -> ViewNames:
@@ -205,7 +209,7 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> None:
             stored = read_config(path, KIND, ModelConfig)[0].encoders
         # Where encoders are may have changed.
         if stored != {view: _record(searcher.encoders, view, store.folder) for view in VIEWS}:
-            retriever._current.use(searcher.recalibrate(searcher.fitted.calibration))
+            retriever._current.use(searcher.recalibrate(searcher.fitted.calibration, searcher.fitted.offsets))
         return
     if store.address:
 
@@ -410,6 +414,7 @@ def write_model(
         fitted.facts,  # type: ignore[arg-type]
         (encoders.views.image, encoders.views.text),
         fitted.calibration,
+        dict(fitted.offsets),
     )
     write_config(folder, KIND, config)
 
@@ -491,7 +496,9 @@ def _read_model(
     # Lists in place of tuples, as everywhere in plain data.
     facts = msgspec.json.decode(msgspec.json.encode(config.facts))
     learned = Learned(load_model, load_moments if MOMENTS in read else None)
-    return Fitted(projectors, outliers, config.description, learned, facts, config.calibration)
+    return Fitted(
+        projectors, outliers, config.description, learned, facts, config.calibration, config.offsets
+    )
 
 
 def _take_prefix(arrays: Tensors, task: Task) -> Tensors:

@@ -19,6 +19,7 @@ from diptych.cca._projector import split_blocks
 from diptych.cca._weighting import to_unit_length
 from diptych.data._duplicates import center_rows, choose_threshold, group_rows, least_similarity
 from diptych.retrieval._items import TASK_OF, VIEWS, Item, View
+from diptych.retrieval._placing import remove_coordinate
 from diptych.retrieval._searcher import BLOCK, Searcher
 from diptych.retrieval.stores._base import Floats
 
@@ -183,7 +184,7 @@ def _read_features(searcher: Searcher, view: View) -> Iterator[tuple[Sequence[It
 
 def _read_vectors(searcher: Searcher, view: View) -> Iterator[tuple[Sequence[Item], Floats]]:
     for block in searcher.store.vectors(TASK_OF[view], searcher.version):
-        yield block.items, searcher.projectors[TASK_OF[view]].coordinates(block.vectors)
+        yield block.items, searcher.projectors[TASK_OF[view]].coordinates(remove_coordinate(block.vectors))
 
 
 def _write_rows(

@@ -26,11 +26,12 @@ from diptych.cca._saved import AWCCAConfig
 from diptych.fusion import Fusion
 from diptych.fusion._saved import FusionConfig
 from diptych.report._card import describe_quality
-from diptych.retrieval._calibration import Calibration, fit_calibration
+from diptych.retrieval._calibration import Calibration, measure_held_out
 from diptych.retrieval._evaluation import Part
 from diptych.retrieval._fitted import Fitted, Learned, OutlierDetector, make_projectors
 from diptych.retrieval._inputs import join_blocks
-from diptych.retrieval._items import SIDES, VIEWS, Item, View
+from diptych.retrieval._items import SIDES, VIEWS, View
+from diptych.retrieval._placing import describe_kinds, is_caption
 from diptych.retrieval._searcher import Searcher, batches
 from diptych.retrieval._training import describe_selection, describe_val
 
@@ -78,23 +79,25 @@ def refit_model(
     refitted = model.refit_copy(moments, previous.total, validation)
     description = refitted.describe()
     # These were measured on the previous model.
-    old = ("metrics", "seconds", "graph_recall")
+    old = ("metrics", "seconds", "graph_recall", "library")
     facts = {name: fact for name, fact in fitted.facts.items() if name not in old}
     facts["refitted"] = {"pairs": moments.count, "before": previous.count}
     if validation is not None:
         facts |= describe_selection(description, "the validation pairs that refit was given")
-    facts["quality"] = describe_quality(facts)
     calibration: Calibration = NOT_MEASURED_AGAIN
+    offsets = fitted.offsets
     if held_out is not None:
         unseen = refitted
         if model.learned_validation:  # then it is measured by a model that did not
             without = moments - model.make_moments(*held_out)
             unseen = model.refit_copy(without, previous.total)
         on = f"the stored {describe_val(held_out, names)}"
-        calibration = fit_calibration(make_projectors(unseen), *held_out, on, names)
+        offsets, calibration = measure_held_out(make_projectors(unseen), *held_out, on, names)
+        facts |= describe_kinds(offsets)
+    facts["quality"] = describe_quality(facts)
     learned = Learned(lambda: refitted, lambda: moments)
     projectors = make_projectors(refitted, names)
-    return Fitted(projectors, fitted.outliers, description, learned, facts, calibration)
+    return Fitted(projectors, fitted.outliers, description, learned, facts, calibration, offsets)
 
 
 def adopt_model(
@@ -134,7 +137,7 @@ def sum_new_pairs(searcher: Searcher) -> Moments:
         )
     model, store = searcher.fitted.model, searcher.store
     moments = Moments.zero(*model.moment_widths().values(), precision=model.precision)
-    for captions in batches(filter(_is_learned_from, store.items("text", new=True))):
+    for captions in batches(filter(is_caption, store.items("text", new=True))):
         images = list(store.items("image", ids=sorted({str(caption.image) for caption in captions})))
         rows = {image.id: row for row, image in enumerate(images)}
         paired = [caption for caption in captions if caption.image in rows]
@@ -143,11 +146,6 @@ def sum_new_pairs(searcher: Searcher) -> Moments:
             pairing = np.array([rows[str(caption.image)] for caption in paired])
             moments += model.make_moments(x, y, pairing)
     return moments
-
-
-def _is_learned_from(text: Item) -> bool:
-    """Return whether a stored text is a caption, and not an empty one."""
-    return text.image is not None and (text.text is None or bool(text.text.strip()))
 
 
 def write_estimator(model: AWCCA | Fusion, stored: Mapping[str, Any], config: Path) -> Tensors:
@@ -194,7 +192,7 @@ def _read_validation(searcher: Searcher) -> Part | None:
     texts = [
         item
         for item in store.items("text")
-        if item.metadata.get("split") == "val" and _is_learned_from(item) and item.id not in added
+        if item.metadata.get("split") == "val" and is_caption(item) and item.id not in added
     ]
     if not 0 < len(texts) <= n_texts:  # more: some were added later, and a refit has learned from them
         return None

@@ -780,18 +780,18 @@ class Retriever:
         pairing
             Text j belongs to image ``pairing[j]``; None: one text for each image.
         """
-        from diptych.retrieval._calibration import fit_calibration
+        from diptych.retrieval._calibration import measure_held_out
 
         def measure(searcher: Searcher) -> Searcher:
             x = searcher.read_queries("image", images).features
             y = searcher.read_queries("text", texts).features
             rows = np.asarray(check_pairing(pairing, len(x), y))
-            calibration = fit_calibration(
+            offsets, calibration = measure_held_out(
                 searcher.projectors, x, y, rows, "the pairs that calibrate was given", self.views
             )
             if isinstance(calibration, str):
                 raise InputError(f"{calibration}.")
-            return searcher.recalibrate(calibration)
+            return searcher.recalibrate(calibration, offsets)
 
         with self._writing:
             encodes = not (is_features(images) or is_features(texts))
@@ -960,7 +960,7 @@ class Retriever:
                 raise unknown_item(item_id)
         self._current.get()
         with self._writing:
-            return self.store.remove(ids)
+            return self._current.run(lambda searcher: searcher.remove(ids), uses_encoders=False)
 
     def sync(
         self, folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (), *, remove: bool = False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -13,12 +14,21 @@ import numpy as np
 
 from diptych._checks import TASKS, InputError, Task, UnavailableError
 from diptych._progress import progress_bar
+from diptych.cca._projector import UNCORRECTED
 from diptych.retrieval._calibration import BEST, Calibration, TaskCalibration
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._filters import Filter
 from diptych.retrieval._fitted import Fitted, compose
 from diptych.retrieval._inputs import NewItems, Queries, QueryPart, Search, encode_items, read_queries
 from diptych.retrieval._items import QUERIED, TASK_OF, VIEWS, Hit, Hits, Item, View
+from diptych.retrieval._placing import (
+    FEWEST,
+    Offset,
+    add_coordinate,
+    add_offset,
+    choose_offset,
+    is_caption,
+)
 from diptych.retrieval.stores._base import (
     Block,
     Change,
@@ -37,6 +47,8 @@ T = TypeVar("T")
 BLOCK = 4096
 """Items that are embedded at a time."""
 
+_SAMPLE = 4000  # captions from which an offset is estimated
+
 
 class Searcher:
     """A fitted model, its encoders and a store that holds its vectors.
@@ -49,6 +61,7 @@ class Searcher:
     def __init__(self, fitted: Fitted, store: Store, encoders: Encoders, version: str = "") -> None:
         self.fitted, self.projectors = fitted, fitted.projectors
         self.store, self.encoders, self.version = store, encoders, version
+        self._estimated: dict[Task, tuple[int, Offset | None]] = {}
 
     def is_outdated(self) -> bool:
         """Return whether a shared store holds another model now."""
@@ -65,9 +78,10 @@ class Searcher:
             raise InputError("similar takes one item at a time; call it for each.")
         calibration = self._calibration(search)
         vectors = self._embed(search, queries)
+        asked = add_offset(vectors, self._find_offset(search))
         k = search.offset + search.k + 1  # one more tells whether there are others
         where, depth = self._filter(search.searched, search.where), k if calibration is None else BEST
-        matches = self.store.search(search.task, vectors, k, where, self.version, depth)
+        matches = self.store.search(search.task, asked, k, where, self.version, depth)
         scores = self.projectors[search.task].scores(matches.products, vectors)
         results = _SearchResults(matches, scores, calibration).list_hits(search, queries.ignored_words)
         return results[0] if queries.single else results
@@ -79,10 +93,28 @@ class Searcher:
         *,
         in_place: bool = False,
     ) -> None:
-        """Add items with their features, all or none; ``in_place``: of those with their ids."""
-        blocks = [self._block(view, some, features[view]) for view, some in items.items() if some]
+        """Add items with their features, all or none; ``in_place``: of those with their ids.
+
+        Stored images of the texts get another place.
+        """
+        images, texts = (items.get(view, ()) for view in VIEWS)
+        new = {item.id for item in (*images, *texts)}
+        previous = list(self.store.items("text", ids=[text.id for text in texts])) if in_place else []
+        moved = {text.image for text in (*texts, *previous) if text.image is not None} - new
+        stored: dict[View, list[Item]] = {
+            "image": [] if not moved else list(self.store.items("image", ids=sorted(moved))),
+            "text": [text for text in self._captions_of(images) if text.id not in new] if in_place else [],
+        }
+        blocks = []
+        for view, other in (VIEWS, VIEWS[::-1]):
+            if items.get(view):
+                partners, rows = self._read_kept(other, stored[other])
+                if items.get(other):
+                    partners, rows = [*partners, *items[other]], [*rows, *features[other]]
+                blocks.append(self._block(view, items[view], features[view], partners, rows))
         if blocks:
             self.store.add(blocks, self.version, replace=in_place)
+            self._place_again(moved)
 
     def add_new(
         self, new: NewItems, features: Mapping[View, Floats], *, in_place: bool = False
@@ -112,8 +144,22 @@ class Searcher:
 
     def update(self, item: Item, change: Change, features: Floats | None) -> Item:
         """Change an item, with other features if it has other content; see ``Store.update``."""
-        content = None if features is None else self._block(item.view, [item], features)
-        return self.store.update([item.id], change, self.version, content)[0]
+        content = None
+        if features is not None:
+            other = VIEWS[item.view == "image"]
+            stored = self._captions_of([item]) if other == "text" else self._image_of(item)
+            content = self._block(item.view, [item], features, *self._read_kept(other, stored))
+        updated = self.store.update([item.id], change, self.version, content)[0]
+        if features is not None and item.image is not None:
+            self._place_again([item.image])
+        return updated
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove items, and with an image its captions; return how many. Images that lose captions move."""
+        images = {item.image for item in self.store.items("text", ids=ids) if item.image is not None}
+        removed = self.store.remove(ids)
+        self._place_again(images.difference(ids))
+        return removed
 
     def list_items(
         self, listing: Listing, where: Filter | Callable[[Item], bool] | None
@@ -141,9 +187,10 @@ class Searcher:
         store = self.store.replace(fill, self.version)
         return Searcher(new.fitted, store, self.encoders)
 
-    def recalibrate(self, calibration: Calibration) -> Searcher:
-        """Return the same model with other probabilities; in a shared store, as a new version."""
-        new = Searcher(replace(self.fitted, calibration=calibration), self.store, self.encoders)
+    def recalibrate(self, calibration: Calibration, offsets: Mapping[Task, Offset]) -> Searcher:
+        """Return the same model with other probabilities and offsets; in a shared store, as a new version."""
+        fitted = replace(self.fitted, calibration=calibration, offsets=offsets)
+        new = Searcher(fitted, self.store, self.encoders)
 
         def make() -> Contents:
             blocks = (block for task in TASKS for block in self.store.vectors(task, self.version))
@@ -169,11 +216,15 @@ class Searcher:
 
         def blocks(progress: Callable[[float], None]) -> Iterator[Block]:
             done, total = 0, sum(map(len, items.values()))
-            for view in VIEWS:
+            rows_of = _match_partners(items)
+            for view, other in (VIEWS, VIEWS[::-1]):
                 for start in range(0, len(items.get(view, ())), BLOCK):
-                    some = slice(start, start + BLOCK)
-                    yield new._block(view, items[view][some], np.asarray(features[view][some], np.float32))
-                    done += len(items[view][some])
+                    some = items[view][start : start + BLOCK]
+                    rows = np.asarray(features[view][start : start + BLOCK], np.float32)
+                    places = sorted({row for item in some for row in rows_of[view].get(item.id, ())})
+                    partners = [items[other][row] for row in places]
+                    yield new._block(view, some, rows, partners, features[other][places] if places else ())
+                    done += len(some)
                     progress(done / total)
 
         def sample(view: View, n: int) -> Floats | None:
@@ -204,13 +255,13 @@ class Searcher:
 
         def sample_queries(task: Task, n: int) -> Floats | None:
             features = sample(QUERIED[task], n)
-            return None if features is None else projectors[task].queries(features)
+            return None if features is None else add_offset(projectors[task].queries(features), 0.0)
 
         def report_recall(task: Task, recall: float) -> None:
             fitted.facts.setdefault("graph_recall", {})[task] = recall
 
         return Contents(
-            {task: projectors[task].dimension for task in TASKS},
+            {task: projectors[task].dimension + 1 for task in TASKS},
             {view: fitted.width(view) for view in VIEWS},
             keep_features,
             same_vectors,
@@ -220,14 +271,79 @@ class Searcher:
             lambda folder: write_model(folder, self, keep_features),
         )
 
-    def _block(self, view: View, items: Sequence[Item], features: Floats) -> Block:
-        vectors = self.projectors[TASK_OF[view]].items(features)
-        return Block(view, items, vectors, np.asarray(features, np.float32))
+    def _block(
+        self,
+        view: View,
+        items: Sequence[Item],
+        features: Floats,
+        partners: Sequence[Item] = (),
+        partner_features: Sequence[Floats] | Floats = (),
+    ) -> Block:
+        """Return items with their vectors, placed by those of the other view that belong to them."""
+        number = {image.id: row for row, image in enumerate(items if view == "image" else partners)}
+        texts = enumerate(partners if view == "image" else items)
+        pairs = [
+            (number[text.image], row) for row, text in texts if text.image in number and is_caption(text)
+        ]
+        rows = np.array(pairs, np.int64).reshape(-1, 2)
+        if view == "text":
+            rows = rows[:, ::-1]
+        projector, is_paired = self.projectors[TASK_OF[view]], np.zeros(len(items), bool)
+        is_paired[rows[:, 0]] = True
+        if len(rows):
+            others = np.asarray(partner_features, np.float32)[rows[:, 1]]
+            vectors = projector.items(features, others, rows[:, 0])
+        else:
+            vectors = projector.items(features)
+        return Block(view, items, add_coordinate(vectors, is_paired), np.asarray(features, np.float32))
+
+    def _captions_of(self, images: Sequence[Item]) -> list[Item]:
+        return [text for image in images for text in self.store.items("text", image=image.id)]
+
+    def _image_of(self, text: Item) -> list[Item]:
+        return [] if text.image is None else list(self.store.items("image", ids=[text.image]))
+
+    def _read_kept(
+        self, view: View, items: Sequence[Item]
+    ) -> tuple[Sequence[Item], Sequence[Floats] | Floats]:
+        """Return stored items with their features; none where these are not kept."""
+        kept = self.store.features(view, [item.id for item in items]) if items else None
+        return ((), ()) if kept is None else (items, kept)
+
+    def _place_again(self, images: Iterable[str | None]) -> None:
+        """Put images where they and the captions lie that they have now, if features are kept.
+
+        Otherwise they move with the next refit, as they do when another process replaces the model now.
+        """
+        ids = sorted(map(str, images)) if self.store.keeps_features else []
+        for start in range(0, len(ids), BLOCK):
+            stored = list(self.store.items("image", ids=ids[start : start + BLOCK]))
+            captions, rows = self._read_kept("text", self._captions_of(stored))
+            some, features = self._read_kept("image", stored)
+            if some:
+                block = self._block("image", some, np.asarray(features), captions, rows)
+                some_ids = [image.id for image in some]
+                try:
+                    self.store.update(some_ids, lambda item: item, self.version, block)
+                except ModelChanged:
+                    return
+                except InputError:  # another process has just removed one: its captions are gone too
+                    if len(list(self.store.items("image", ids=some_ids))) == len(some):
+                        raise
 
     def _stored_blocks(self) -> Iterator[Block]:
-        for view in VIEWS:
+        captions = defaultdict[str, list[str]](list)
+        for text in filter(is_caption, self.store.items("text")):
+            captions[str(text.image)].append(text.id)
+        for view, other in (VIEWS, VIEWS[::-1]):
             for items in batches(self.store.items(view)):
-                yield self._block(view, items, self.features_of(view, items))
+                if view == "image":
+                    ids = [caption for image in items for caption in captions.get(image.id, ())]
+                else:
+                    ids = sorted({str(text.image) for text in items if is_caption(text)})
+                partners = list(self.store.items(other, ids=ids)) if ids else []
+                rows = self.features_of(other, partners) if partners else ()
+                yield self._block(view, items, self.features_of(view, items), partners, rows)
 
     def _stored_sample(self, view: View, n: int) -> Floats | None:
         items = list(itertools.islice(self.store.items(view), n))
@@ -267,6 +383,54 @@ class Searcher:
         if not queries.parts:
             return vectors[0]
         return compose(projector, np.concatenate(vectors), [1.0, *(part.weight for part in queries.parts)])
+
+    def _find_offset(self, search: Search) -> float:
+        """Return what a search subtracts from the scores of items with partners.
+
+        A model that was not fitted on pairs estimates it from what is stored, again when that has doubled.
+        """
+        task, store = search.task, self.store
+        if search.view == search.searched:
+            return 0.0
+        n_paired, n_alone = store.count_kinds(search.searched)
+        offset = self.fitted.offsets.get(task)
+        if offset is None and n_paired and store.keeps_features:
+            at, offset = self._estimated.get(task, (0, None))
+            if n_paired >= 2 * at:
+                offset = self._estimate_offset(task)
+                self._estimated[task] = n_paired, offset
+        if offset is None:
+            return 0.0
+        level = offset.compute(n_paired, n_alone)
+        if search.weighting in (None, UNCORRECTED):
+            return level
+        return level / sum(part.weight for part in self.projectors[task].parts)
+
+    def _estimate_offset(self, task: Task) -> Offset | None:
+        """Return an offset from stored images with captions."""
+        texts = list(itertools.islice(filter(is_caption, self.store.items("text")), _SAMPLE))
+        images = list(self.store.items("image", ids=sorted({str(text.image) for text in texts})))
+        number = {image.id: row for row, image in enumerate(images)}
+        texts = [text for text in texts if text.image in number]
+        rows: dict[View, Any] = {
+            "image": self._read_kept("image", images)[1],
+            "text": self._read_kept("text", texts)[1],
+        }
+        if len(rows["image"]) < FEWEST or len(rows["text"]) != len(texts):
+            return None
+        owners = np.array([number[str(text.image)] for text in texts])
+        return choose_offset(self.projectors[task], rows, {"image": np.arange(len(images)), "text": owners})
+
+
+def _match_partners(items: Mapping[View, Sequence[Item]]) -> dict[View, dict[str, list[int]]]:
+    """Return the rows of the captions of each image, and the row of the image of each caption."""
+    number = {image.id: row for row, image in enumerate(items.get("image", ()))}
+    rows: dict[View, dict[str, list[int]]] = {"image": defaultdict(list), "text": {}}
+    for row, text in enumerate(items.get("text", ())):
+        if text.image in number and is_caption(text):
+            rows["image"][text.image].append(row)
+            rows["text"][text.id] = [number[text.image]]
+    return rows
 
 
 @dataclass(frozen=True, eq=False)

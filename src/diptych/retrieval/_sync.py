@@ -29,7 +29,7 @@ from diptych.data._encode import encode_batches, make_image_steps
 from diptych.data._photos import PhotoText, list_photos, measure_photo, read_photo
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._inputs import encode_items
-from diptych.retrieval._items import Item, Places, PlacesConfig
+from diptych.retrieval._items import Item, Places, PlacesConfig, View
 from diptych.retrieval._searcher import Searcher
 from diptych.retrieval.stores._base import Floats, Store
 from diptych.retrieval.stores._folder import FolderStore
@@ -323,17 +323,18 @@ def _put_photos(
         else:
             report.unchanged += 1
     images = {path: described[path] for path in encoded if path in described}
-    if images:
-        features = np.stack([encoded[path] for path in images])
-        searcher.add({"image": list(images.values())}, {"image": features}, in_place=True)
     moved = {new.id: new for path, new in described.items() if path not in images and new != stored[new.id]}
     if moved:
         store.update(list(moved), lambda item: moved[item.id], searcher.version)
     if outdated:
-        store.remove(outdated)
+        searcher.remove(outdated)
+    items: dict[View, list[Item]] = {"image": list(images.values()), "text": captions}
+    features: dict[View, Floats] = {}
+    if images:
+        features["image"] = np.stack([encoded[path] for path in images])
     if captions:
-        features = encode_items(searcher.encoders, "text", captions)
-        searcher.add({"text": captions}, {"text": features}, in_place=True)
+        features["text"] = encode_items(searcher.encoders, "text", captions)
+    searcher.add({view: items[view] for view in features}, features, in_place=True)
     return report
 
 

@@ -27,11 +27,12 @@ from diptych.data._duplicates import find_near_duplicates
 from diptych.data._feature_store import remove_store
 from diptych.report._card import describe_quality
 from diptych.retrieval._audit import FLAGGED, estimate_wrong, score_unseen
-from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, fit_calibration
+from diptych.retrieval._calibration import FEWEST_IMAGES, Calibration, measure_held_out
 from diptych.retrieval._encoders import Encoders
 from diptych.retrieval._evaluation import Part, measure_metrics
 from diptych.retrieval._fitted import Fitted, Layout, Learned, OutlierDetector, make_projectors
 from diptych.retrieval._items import SIDES, VIEWS, View
+from diptych.retrieval._placing import Offset, describe_kinds
 
 if TYPE_CHECKING:
     from diptych.cca import AWCCA
@@ -126,7 +127,7 @@ def fit_model(
         with progress_bar("measuring recall"), measure_seconds(seconds, "recalls"):
             metrics = _measure(fit, splits, device)
         with progress_bar("measuring probabilities"), measure_seconds(seconds, "probabilities"):
-            calibration = _calibrate(fit, splits)
+            offsets, calibration = _measure_held_out(fit, splits)
     seconds["all"] = round(sum(views.seconds.values()) + whole["all"], 3)
     description = fit.model.describe()
     facts = {
@@ -138,13 +139,14 @@ def fit_model(
         **audited,
         **describe_selection(description, describe_held_out(splits, model.validation_fraction)),
         "metrics": metrics,
+        **describe_kinds(offsets),
     }
     if layout:
         # As a list, because JSON objects may come back in another order.
         facts["blocks"] = {view: [list(block) for block in blocks.items()] for view, blocks in layout.items()}
     facts["quality"] = describe_quality(facts)
     learned = Learned(lambda: fit.model, lambda: fit.moments)
-    return Fitted(fit.projectors, fit.outliers, description, learned, facts, calibration)
+    return Fitted(fit.projectors, fit.outliers, description, learned, facts, calibration, offsets)
 
 
 def leave_out_empty(views: PairedViews) -> PairedViews:
@@ -308,8 +310,8 @@ def _measure(fit: _FitResult, splits: _Splits, device: str) -> dict[str, dict[st
     }
 
 
-def _calibrate(fit: _FitResult, splits: _Splits) -> Calibration:
-    """Measure probabilities on pairs that the model was not fitted on."""
+def _measure_held_out(fit: _FitResult, splits: _Splits) -> tuple[dict[Task, Offset], Calibration]:
+    """Measure offsets and probabilities on pairs that the model was not fitted on."""
     unseen, (*views, pairing) = fit.make_unseen()
     projectors = make_projectors(unseen)
     x, y = (
@@ -319,7 +321,7 @@ def _calibrate(fit: _FitResult, splits: _Splits) -> Calibration:
         for side, rows in zip(SIDES.values(), views, strict=True)
     )
     on = describe_held_out(splits, len(x))
-    return fit_calibration(projectors, x, y, pairing, on, splits.names)
+    return measure_held_out(projectors, x, y, pairing, on, splits.names)
 
 
 def describe_selection(description: ModelDescription, pairs: str) -> dict[str, Any]:

@@ -249,6 +249,13 @@ class Store(Protocol):
     def count(self, view: View | None = None) -> int:
         """Return the number of items, of one view or of both."""
 
+    def count_kinds(self, view: View) -> tuple[int, int]:
+        """Return how many items of a view have partners, and how many have none.
+
+        These are images with and without captions, or texts with and without an image. Every search asks, so
+        a store to which counting takes long may answer with what it knew a minute ago.
+        """
+
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
         """Iterate over all items of a task with their vectors, in order of addition, without features."""
 

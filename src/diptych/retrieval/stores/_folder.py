@@ -219,6 +219,10 @@ class FolderStore:
         """Return the number of items, of one view or of both."""
         return self.resident.count(view)
 
+    def count_kinds(self, view: View) -> tuple[int, int]:
+        """Return how many items of a view have partners, and how many have none."""
+        return self.resident.count_kinds(view)
+
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
         """Iterate over all items of a task with their vectors, in order of addition."""
         return self._read(version).vectors(task)

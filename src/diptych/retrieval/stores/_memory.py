@@ -59,6 +59,7 @@ class ItemTable:
         self.places = places
         self._keys: dict[str, int] = {}
         self._captions: dict[str, list[int]] = {}
+        self._n_captions = 0
         self._columns = {view: Columns(view, self._items) for view in VIEWS}
         self.next_key = 0
         self.add(items)
@@ -122,6 +123,10 @@ class ItemTable:
     def caption_keys(self, image_id: str) -> list[int]:
         return list(self._captions.get(image_id, ()))
 
+    def count_paired(self, view: View) -> int:
+        """Return how many images have a caption, or texts an image."""
+        return len(self._captions) if view == "image" else self._n_captions
+
     def check_new(self, items: Sequence[Item | StoredItem], replacing: Collection[int] = ()) -> None:
         """Refuse ids that are given twice, or are stored under other keys than those ``replacing``."""
         ids = {item.id for item in items}
@@ -151,6 +156,7 @@ class ItemTable:
         for key, item in pairs:
             if item.image is not None:
                 self._captions.setdefault(item.image, []).append(key)
+                self._n_captions += 1
         self.next_key = max(self.next_key, int(keys.max(initial=-1)) + 1)
         return keys
 
@@ -167,6 +173,7 @@ class ItemTable:
             if item.image is not None:
                 captions = self._captions[item.image]
                 captions.remove(key)
+                self._n_captions -= 1
                 if not captions:
                     del self._captions[item.image]
         for columns in self._columns.values():
@@ -397,6 +404,10 @@ class MemoryStore:
 
     def count(self, view: View | None = None) -> int:
         return len(self.table) if view is None else len(self.indexes[TASK_OF[view]])
+
+    def count_kinds(self, view: View) -> tuple[int, int]:
+        paired = self.table.count_paired(view)
+        return paired, max(0, self.count(view) - paired)
 
     def vectors(self, task: Task, version: str = "") -> Iterator[Block]:
         for chunk in self.indexes[task].chunks():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -78,6 +79,9 @@ PAGE = 2000
 TOKENS_KEPT = "1 day"
 """How long the tokens of finished writes are kept: longer than any connection is retried."""
 
+KINDS_KEPT = 60.0
+"""Seconds for which a count of items with and without partners is used; a full count reads all items."""
+
 PIECE_BYTES = 2**22
 """Bytes of a file in one row."""
 
@@ -108,6 +112,7 @@ class PostgresStore:
         self._address, self._create = Address.parse(address), create
         self._new_dtype = self.dtype = check_choice(dtype, DTYPES, "dtype")
         self.kind, self.address = "postgresql", self._address.public
+        self._kinds: dict[View, tuple[float, tuple[int, int]]] = {}
         self._version: Version | None = None  # the one that was in use when last read
         self._connections = Connections(self._address, partial(migrate, address=self._address, create=create))
 
@@ -240,6 +245,25 @@ class PostgresStore:
             return int(row[0]) if row else 0
 
         return self._read(query)
+
+    def count_kinds(self, view: View) -> tuple[int, int]:
+        """Return how many items of a view have partners, and how many have none, at most a minute ago."""
+
+        def query(connection: Connection, current: Version) -> tuple[int, int]:
+            distinct = sql.SQL("DISTINCT" if view == "image" else "ALL")
+            statement = sql.SQL(
+                "SELECT (SELECT count({0} image) FROM {1} WHERE view = 'text'), count(*) "
+                "FROM {1} WHERE view = %s"
+            )
+            row = connection.execute(statement.format(distinct, current.items), [view]).fetchone()
+            assert row is not None
+            return int(row[0]), max(0, int(row[1] - row[0]))
+
+        at, kinds = self._kinds.get(view, (0.0, (0, 0)))
+        if not at or time.monotonic() > at + KINDS_KEPT:
+            kinds = self._read(query)
+            self._kinds[view] = time.monotonic(), kinds
+        return kinds
 
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
         """Iterate over all items of a task with their vectors, in order of addition."""
