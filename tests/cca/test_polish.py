@@ -231,7 +231,7 @@ def test_of_very_many_pairs_a_sample_is_learned_from(monkeypatch):
     drawn = []
     learn = _polish.polish_vectors
     monkeypatch.setattr(
-        "diptych.cca._polishing.polish_vectors", lambda *pairs: drawn.append(pairs) or learn(*pairs)
+        "diptych.cca._polish.polish_vectors", lambda *pairs: drawn.append(pairs) or learn(*pairs)
     )
     AWCCA(**UNWEIGHTED).fit(*make_graded_pairs(1, 200), validation=make_graded_pairs(2, 50))
     for x, y, pairing, _ in drawn:

@@ -38,7 +38,7 @@ from diptych.cca._filters import (
 )
 from diptych.cca._models import ChosenPoint, ValidationPairs
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
-from diptych.cca._polishing import Training, polish_point
+from diptych.cca._polish import Training, polish_point
 from diptych.cca._settings import ByTask, Selection, params_by_task, scale_params
 from diptych.cca._spectra import (
     Spectra,

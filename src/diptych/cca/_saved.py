@@ -16,7 +16,7 @@ from diptych.cca._canonical import CanonicalModel
 from diptych.cca._description import check_path, without_filter
 from diptych.cca._filters import AnyFilter, CustomFilter, SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._models import Models
-from diptych.cca._polish import epochs_of, take_polish
+from diptych.cca._polish import take_polish
 from diptych.cca._settings import check_settings
 from diptych.cca._spectra import Spectra
 from diptych.cca.selection._grids import Path
@@ -153,7 +153,7 @@ def pack_model(model: AWCCA, spectra: Spectra | None = None) -> tuple[AWCCAConfi
                 arrays |= {"polish_x": of_task.polish.x, "polish_y": of_task.polish.y}
         tensors |= {f"{task}.{name}": to_numpy(part) for name, part in arrays.items() if part is not None}
         filters = FilterConfig.pack(of_task.filter_x), FilterConfig.pack(of_task.filter_y)
-        models[task] = ModelConfig(first, *filters, epochs_of(of_task.polish))
+        models[task] = ModelConfig(first, *filters, of_task.epochs)
     numbers = None
     if spectra is not None and spectra.is_dense:
         numbers = SpectraConfig(spectra.count, spectra.resolution, spectra.weight)
