@@ -140,8 +140,12 @@ def test_wrong_settings_are_refused(rng, options, message):
 
 
 def test_wrong_models_are_refused(rng):
+    x, y = rng.normal(size=(2, 30, 3))
     with pytest.raises(InputError, match="str is not an estimator"):
-        cross_validated_correlations("model", *rng.normal(size=(2, 30, 3)))
+        cross_validated_correlations("model", x, y)
+    model = AWCCA(params=(1.0, 1.0)).fit(x, y, sample_weight=np.arange(30.0))
+    with pytest.raises(InputError, match="sample weights, which resampling does not take"):
+        cross_validated_correlations(model, x, y)
 
 
 def test_a_printed_table_and_a_data_frame_show_the_same(rng):
@@ -155,10 +159,3 @@ def test_a_printed_table_and_a_data_frame_show_the_same(rng):
     frame = result.to_frame()
     assert list(frame.columns) == ["in_sample", "mean", "pooled", "fold_1", "fold_2", "fold_3"]
     assert frame.loc[2, "fold_3"] == result.folds[2, 1]
-
-
-def test_a_model_with_weights_is_refused(rng):
-    x, y = rng.normal(size=(2, 30, 4))
-    model = AWCCA(params=(1.0, 1.0)).fit(x, y, sample_weight=np.arange(30.0))
-    with pytest.raises(InputError, match="sample weights, which resampling does not take"):
-        cross_validated_correlations(model, x, y)

@@ -136,13 +136,3 @@ def test_nested_steps_change_only_the_added_directions(trained):
     ]
     for index, product in products(problem.a, w_x, problem.t0):
         np.testing.assert_allclose(product, (problem.a * w_x.rows[index]) @ problem.t0, atol=1e-12)
-
-
-def test_overflow_is_reported_as_not_finite(trained):
-    fitted, (x, y, pairing) = trained
-    x = x.astype(np.float32)
-    x[0] = 1e30
-    problem = make_problem(fitted, (x, y.astype(np.float32), pairing))
-    w_x, w_y = make_weights(problem, fitted, make_grid("tikhonov", 2, fitted))
-    with np.errstate(all="ignore"):
-        assert not any(finite.any() for *_, finite in exact_rows(problem, w_x, w_y))
