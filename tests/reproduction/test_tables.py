@@ -98,11 +98,6 @@ def test_other_published_tables():
     assert guided[0].values[3] == 30.56
 
 
-def test_what_the_paper_commented_out_is_refused():
-    with pytest.raises(InputError, match="not a published table"):
-        published("generation/coco-5k")
-
-
 def test_unknown_tables_are_named():
     with pytest.raises(InputError, match="main/flickr8k"):
         published("main/imagenet")
