@@ -5,7 +5,6 @@ import io
 
 import pytest
 
-from diptych import InputError
 from diptych.report import Html, Row
 from latex_check import check_latex
 from reproduction.tables import ReportTable, latex_text, published
@@ -96,8 +95,3 @@ def test_other_published_tables():
     assert [row.values[0] for row in published("timing/coco").rows] == [1.04, 1.94, 6.92, 45.31]
     guided = [row for row in published("regularization/flickr30k").rows if row.method == "guided"]
     assert guided[0].values[3] == 30.56
-
-
-def test_unknown_tables_are_named():
-    with pytest.raises(InputError, match="main/flickr8k"):
-        published("main/imagenet")
