@@ -10,7 +10,6 @@ from sklearn import cross_decomposition
 
 from diptych import AWCCA, InputError
 from diptych._arrays import to_numpy
-from diptych._checks import DataWarning
 from diptych.cca import Moments, Tikhonov, TruncatedSVD, _canonical, bjorck_golub, regularized_cca, spectra
 from generated_pairs import make_pairs
 
@@ -264,33 +263,6 @@ def test_validation_correlations_are_measured_on_unseen_pairs():
     assert own.train_correlations[0] > 0.3
     assert np.abs(own.validation_correlations[:5]).mean() < 0.25
     np.testing.assert_allclose(own.train_correlations, measured(model, x, y, np.arange(200)), atol=1e-8)
-
-
-def test_regularisation_lowers_sigma_but_not_the_validation_correlations():
-    rng = np.random.default_rng(0)
-    cause = rng.normal(size=(400, 1))
-    x, y = (cause + 0.1 * rng.normal(size=(400, 6)) for _ in range(2))
-    gamma = float(np.linalg.norm(x[:300] - x[:300].mean(0), 2) ** 2)
-    own = AWCCA(params=(gamma, gamma)).fit(x[:300], y[:300], validation=(x[300:], y[300:])).models_["search"]
-    assert own.correlations[0] == pytest.approx(0.5, abs=0.02)
-    assert own.train_correlations[0] > 0.98
-    assert own.validation_correlations[0] > 0.98
-
-
-def test_more_features_than_pairs_without_regularisation_warn():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 80)), rng.normal(size=(60, 70))
-    with pytest.warns(DataWarning, match="59 of 59 canonical correlations are 1 whatever the data") as caught:
-        model = AWCCA(params=(0.0, 0.0)).fit(
-            x[:60], y[:60], validation=(x[::-1] + 1, y[::-1] * 2 + x[:, :70])
-        )
-    assert len(caught) == 1
-    own = model.models_["search"]
-    np.testing.assert_allclose(own.correlations, 1.0)
-    np.testing.assert_allclose(own.train_correlations, 1.0)
-    unseen = rng.normal(size=(500, 80)), rng.normal(size=(500, 70))
-    again = AWCCA(params=(1.0, 1.0)).fit(x, y, validation=unseen).models_["search"]
-    assert np.abs(again.validation_correlations).max() < 0.25
 
 
 def test_a_refit_has_no_correlations_over_validation_pairs():

@@ -213,8 +213,9 @@ def test_what_cannot_be_decomposed_is_refused_by_the_fit():
 def test_correlations_of_one_are_announced_without_a_decomposition(decomposed):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 20)), rng.normal(size=(30, 15))
-    with pytest.warns(DataWarning, match="6 of 15 canonical correlations are 1 whatever the data"):
+    with pytest.warns(DataWarning, match="6 of 15 canonical correlations are 1 whatever the data") as caught:
         plain = AWCCA(filter="tsvd", params=(20, 15)).fit(x, y)
+    assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AWCCA(params=(1.0, 1.0)).fit(x, y)

@@ -94,18 +94,6 @@ def test_with_fewer_components_it_is_reduced_rank_ridge_regression(k):
     assert np.linalg.matrix_rank(model.predict(x) - y.mean(axis=0), tol=1e-8) == k
 
 
-def test_it_is_reduced_rank_regression_in_the_sense_of_the_textbook():
-    x, y, _ = make_pair(200)
-    # Without penalties, the predictor of rank k is the best one of whitened Y (Izenman, 1975).
-    whiten = np.linalg.inv(np.linalg.cholesky(np.cov(y.T))).T
-    fitted = LinearRegression().fit(x, y @ whiten).predict(x)
-    mean = (y @ whiten).mean(axis=0)
-    u, s, vt = np.linalg.svd(fitted - mean, full_matrices=False)
-    expected = (u[:, :2] * s[:2]) @ vt[:2] + mean
-    predicted = AWCCA(params=(0.0, 0.0), n_components=2).fit(x, y).predict(x)
-    np.testing.assert_allclose(predicted @ whiten, expected, rtol=1e-8)
-
-
 def test_full_dimension_needs_no_decomposition_of_t():
     x, y, _ = make_pair()
     model = AWCCA(params=(1.0, 1.0)).fit(x, y)

@@ -198,6 +198,7 @@ def test_saved_and_loaded(fitted, tmp_path):
         ):
             np.testing.assert_array_equal(mine, its)
     assert again.selection_ == fitted.selection_
+    assert not hasattr(again, "moments_")
     again.save(tmp_path / "model")
 
 

@@ -119,18 +119,6 @@ def test_the_report_names_it(adapted):
     assert model.selection_.parts[0].params == {}
 
 
-def test_it_is_saved_with_the_others(adapted, unseen, tmp_path):
-    model = adapted[300].model
-    model.save(tmp_path / "model")
-    again = Fusion.load(tmp_path / "model")
-    for task in TASKS:
-        assert [m.part for m in again.members_[task]] == [m.part for m in model.members_[task]]
-        for mine, its in zip(
-            model.transform(*unseen, task=task), again.transform(*unseen, task=task), strict=True
-        ):
-            np.testing.assert_array_equal(mine, its)
-
-
 def test_features_that_only_happen_to_be_equally_wide_are_not_compared():
     for seed in range(3):
         x, y = make_dual_features(400, seed, broken=True)

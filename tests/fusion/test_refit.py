@@ -183,18 +183,6 @@ def test_identity_members_take_their_means_from_moments():
         assert_close(member.linear.x_mean, expected, 500, dtype=np.float32, magnitude=1.0)
 
 
-def test_a_saved_fusion_can_be_refitted(fitted, tmp_path):
-    fitted.save(tmp_path / "model")
-    loaded = Fusion.load(tmp_path / "model")
-    assert not hasattr(loaded, "moments_")
-    total = fitted.moments_ + loaded.make_moments(*make_fused_blocks(9, 40))
-    mine = copy.copy(fitted).refit_moments(total, fitted.moments_.count)
-    its = loaded.refit_moments(total, fitted.moments_.count)
-    unseen = make_fused_blocks(2, 50)
-    for task in TASKS:
-        assert_close(score(mine, unseen, task), score(its, unseen, task), 200)
-
-
 def test_what_cannot_be_refitted_is_refused(fitted):
     wrong = fitted.moments_.take(range(3), range(4))
     with pytest.raises(InputError, match="3 and 4 columns, but this fusion has 22 and 21"):
