@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import sklearn
 from sklearn.base import clone
-from sklearn.compose import TransformedTargetRegressor
 from sklearn.cross_decomposition import CCA
 from sklearn.exceptions import NotFittedError
 from sklearn.impute import SimpleImputer
@@ -183,13 +182,6 @@ def test_a_grid_search_over_rows(pair):
     assert retrieval.best_params_ == {"n_components": 3}
     ridge = cross_val_predict(Ridge(alpha=3.0), x, y, cv=KFold(4))
     np.testing.assert_allclose(cross_val_predict(AWCCA(params=(3.0, 1.0)), x, y, cv=KFold(4)), ridge)
-
-
-def test_a_transformed_target(pair):
-    x, y = pair
-    model = TransformedTargetRegressor(AWCCA(params=(1.0, 1.0)), transformer=StandardScaler())
-    expected = TransformedTargetRegressor(Ridge(alpha=1.0), transformer=StandardScaler())
-    np.testing.assert_allclose(model.fit(x, y).predict(x), expected.fit(x, y).predict(x))
 
 
 def test_pairings_are_routed():
