@@ -210,10 +210,6 @@ def unit_key(name: str) -> str:
 
 def apply_geometry(side: Side, blocks: Blocks, unit: Collection[str] = ()) -> Blocks:
     """Return blocks as the models take them; those named in ``unit`` also as an identity part takes them."""
-    if missing := [name for name in side if name not in blocks]:
-        raise InputError(
-            f"the blocks {missing} are missing; give every block that the model was fitted with."
-        )
     shaped = {name: geometry.apply(blocks[name]) for name, geometry in side.items()}
     names = [name for name in side if name in unit]
     return shaped | {unit_key(name): np.asarray(to_unit_length(blocks[name])) for name in names}
