@@ -175,13 +175,6 @@ def test_n_components_keeps_the_first_components():
         bjorck_golub(spectra(x, y), n_components=6)
 
 
-def test_uncorrelated_views_are_refused():
-    x = np.array([[1.0], [-1.0], [1.0], [-1.0]])
-    y = np.array([[1.0], [1.0], [-1.0], [-1.0]])
-    with pytest.raises(InputError, match="not correlated at all"):
-        bjorck_golub(spectra(x, y))
-
-
 def decompose_both_ways(monkeypatch, fitted, filters, n_components=None):
     """Return the model by the Gram matrix of T, and by an SVD of T."""
     models = []
