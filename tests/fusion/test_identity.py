@@ -163,25 +163,3 @@ def test_impossible_identities_are_refused():
         Part(("a", "b"), ("c",), kind="identity")
     with pytest.raises(InputError, match="kind='magic'"):
         Part(("a",), ("c",), kind="magic")
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_real_features_of_equal_width_from_unrelated_encoders(real_data):
-    n, captions = 1200, 5
-    x = np.load(real_data / "flickr8k" / "dinov2s.npy", mmap_mode="r")[:n, :384].astype(np.float32)
-    y = np.load(real_data / "flickr8k" / "minilm.npy", mmap_mode="r")[: n * captions].astype(np.float32)
-    pairing = np.arange(n * captions) // captions
-    first = pairing < 900
-    training = x[:900], y[first], pairing[first]
-    held = x[900:], y[~first], pairing[~first] - 900
-    options = {"grid": 5, "blocks": {"x": Block("unit"), "y": Block("unit")}, "refit": False}
-    awcca = Part(("x",), ("y",))
-    without = Fusion(parts=[awcca], **options).fit(*training, validation=held)
-    for parts in (None, [awcca, IDENTITY]):
-        model = Fusion(parts=parts, **options).fit(*training, validation=held)
-        for task in TASKS:
-            values = [each.selection_.tasks[task].value for each in (model, without)]
-            assert values[0] >= values[1]
-            weight = sum(m.weight for m in model.members_[task] if m.part.kind == "identity")
-            assert weight <= (0.0 if parts is None else 0.25)
