@@ -684,7 +684,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return f"{estimator_html_repr(shown)}{describe_fit(self, computed)}"
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Return whether there are models."""
         return hasattr(self, "models_")
 
     def __sklearn_tags__(self) -> Tags:

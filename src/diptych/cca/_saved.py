@@ -41,7 +41,6 @@ class FilterConfig(Schema, frozen=True):
     per_pair: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no filter."""
         self.unpack()
 
     @classmethod

@@ -51,7 +51,6 @@ class Block:
     pieces: int = 1
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         if not self.candidates:
             raise InputError("a block needs at least one normalisation; name one.")
         for name in self.candidates:
@@ -110,7 +109,6 @@ class JointMoments:
     _axes: dict[tuple[int, tuple[str, ...]], Axes] = field(default_factory=dict)
 
     def __add__(self, other: JointMoments) -> JointMoments:
-        """Return the moments of the pairs of both."""
         return JointMoments(self.moments + other.moments, self.widths)
 
     def take(self, x: tuple[str, ...], y: tuple[str, ...]) -> Moments:

@@ -521,7 +521,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         return train, held_out, f"{description} (random_state={self.random_state})"
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Return whether there are models."""
         return hasattr(self, "members_")
 
     def _set_models(self, models: FusedModels) -> None:

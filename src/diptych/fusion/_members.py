@@ -43,7 +43,6 @@ class Part(Schema, frozen=True):
     kind: Literal["awcca", "identity"] = "awcca"
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_choice(self.kind, ("awcca", "identity"), "kind")
         for view in ("x", "y"):
             names = tuple(getattr(self, view))
@@ -53,7 +52,6 @@ class Part(Schema, frozen=True):
             msgspec.structs.force_setattr(self, view, names)
 
     def __str__(self) -> str:
-        """Return the blocks, for tables."""
         return f"{' + '.join(self.x)} × {' + '.join(self.y)}"
 
     def features(self, blocks: Blocks, view: str) -> Floats:

@@ -31,7 +31,6 @@ class Metric:
     cutoff: int | None = None
 
     def __call__(self, ranks: Array) -> float:
-        """Return the metric of ``ranks``."""
         return self.function(ranks)
 
     def signed(self, value: float) -> float:
