@@ -89,14 +89,12 @@ class Reproduction:
             self.seconds[name] = self.seconds.get(name, 0.0) + cache.seconds[label]
 
     def claims(self) -> list[Claim]:
-        """Return the paper's claims with their verdicts."""
         done = sum(map(len, self.results.values()))
         if self._claims is None or self._claims[0] != done:
             self._claims = done, judge_claims(self.results, self.setting)
         return self._claims[1]
 
     def verdicts(self) -> dict[Verdict, int]:
-        """Count the claims by verdict."""
         verdicts = [claim.verdict for claim in self.claims()]
         return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 

@@ -19,7 +19,6 @@ from reproduction.results import TASKS, Result
 
 
 def mean_scores(runs: Sequence[Mapping[str, Any]]) -> Result:
-    """Average every metric of both tasks over runs."""
     return {
         task: {name: sum(run[task][name] for run in runs) / len(runs) for name in runs[0][task]}
         for task in TASKS
@@ -64,7 +63,6 @@ class ReportTable:
     groups: Sequence[tuple[str, int]] = ()
 
     def html(self) -> Html:
-        """Return the table for the page."""
         shown = {"caption": self.caption, "note": self.note}
         return table(self.columns, self.rows, **shown, best=self.best, groups=self.groups)
 
@@ -194,7 +192,6 @@ def published_row(names: Sequence[str], values: Sequence[float | None]) -> Row:
 
 
 def head_row(words: str) -> Row:
-    """Build a row that is the heading of those below it."""
     return Row([words], "head")
 
 
@@ -241,5 +238,4 @@ def read_publication() -> Publication:
 
 
 def published(name: str) -> PublishedTable:
-    """Return a table of the paper."""
     return read_publication().tables[name]

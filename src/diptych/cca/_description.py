@@ -96,7 +96,6 @@ class ModelDescription(Schema, frozen=True):
 
     @property
     def title(self) -> str:
-        """Return the model in one line."""
         if "preset" in self.params:
             return f"{self.kind}, preset {self.params['preset']}"
         filters = (f"{task} {' and '.join(self.filters[task])}" for task in TASKS)

@@ -107,7 +107,6 @@ class Fit:
         return self.fit_moments(self._sum(blocks), validation)
 
     def fit_moments(self, moments: Moments, validation: tuple[Any, ...] | None) -> FitResult:
-        """Fit the moments of pairs."""
         self._check_selectable(validation, "moments contain no pairs")
         if moments.count < 2:
             raise InputError(f"found {moments.count} pair(s); a correlation needs at least two.")

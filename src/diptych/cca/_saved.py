@@ -45,13 +45,11 @@ class FilterConfig(Schema, frozen=True):
 
     @classmethod
     def pack(cls, chosen: AnyFilter) -> FilterConfig:
-        """Return the config of a filter."""
         if isinstance(chosen, CustomFilter):
             return cls("custom", chosen.parameter, chosen.filter.name, chosen.filter.per_pair)
         return cls("tikhonov", chosen.gamma) if isinstance(chosen, Tikhonov) else cls("tsvd", chosen.k)
 
     def unpack(self) -> AnyFilter:
-        """Return the filter."""
         if self.kind == "custom":
             # The name is for people: nothing is looked up or run by it.
             return CustomFilter(SpectralFilter(None, name=self.name, per_pair=self.per_pair), self.parameter)
@@ -88,12 +86,10 @@ class ParamsConfig(Schema, frozen=True):
     polish: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that AWCCA refuses."""
         check_settings(SimpleNamespace(**self.unpack()))
 
     @classmethod
     def pack(cls, model: AWCCA) -> ParamsConfig:
-        """Return the config of a model's parameters."""
         params: dict[str, Any] = {name: getattr(model, name) for name in cls.__struct_fields__}
         unsaved = [name for name in ("filter", "metric") if not isinstance(params[name], str)]
         return cls(**params | dict.fromkeys(unsaved))

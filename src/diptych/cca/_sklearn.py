@@ -65,7 +65,6 @@ def label_vectors(model: AWCCA, vectors: Array, view: Any) -> Any:
 
 
 def name_components(count: int) -> np.ndarray[Any, Any]:
-    """Return the names of so many components."""
     return np.asarray([f"awcca{at}" for at in range(count)], dtype=object)
 
 

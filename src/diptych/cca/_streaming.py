@@ -246,7 +246,6 @@ class Checkpoint:
         return moments, int(blocks)
 
     def is_due(self) -> bool:
-        """Return whether it is time to write again."""
         return time.monotonic() - self._last_write >= self.every
 
     def write(self, moments: Moments, blocks: int) -> None:

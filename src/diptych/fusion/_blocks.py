@@ -60,7 +60,6 @@ class Block:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The normalisations to choose from."""
         return (self.normalize,) if isinstance(self.normalize, str) else tuple(self.normalize)
 
 
@@ -112,11 +111,9 @@ class JointMoments:
         return JointMoments(self.moments + other.moments, self.widths)
 
     def take(self, x: tuple[str, ...], y: tuple[str, ...]) -> Moments:
-        """Return the moments of some blocks of X and of Y."""
         return self.moments.take(self._columns(0, x), self._columns(1, y))
 
     def spectra(self, x: tuple[str, ...], y: tuple[str, ...]) -> Spectra:
-        """Return the spectra of some blocks of X and of Y."""
         part = self.take(x, y)
         for at, names, gram, view in ((0, x, part.xx, "X"), (1, y, part.yy, "Y")):
             if (at, names) not in self._axes:
@@ -154,7 +151,6 @@ def count_rows(blocks: Blocks) -> int:
 
 
 def take_rows(blocks: Blocks, rows: Any) -> Blocks:
-    """Return some rows of every block."""
     return {name: features[rows] for name, features in blocks.items()}
 
 
