@@ -69,7 +69,7 @@ def contrast(
 ) -> tuple[float, Array, Array]:
     r"""Return the contrastive loss of pairs of vectors, and its gradients with respect to them.
 
-    Row j of ``y`` belongs to row j of ``x``, which is a vector of the row of X ``images[j]``. With the unit
+    Row j of ``y`` belongs to row j of ``x``, which is a vector of the row of X ``x_rows[j]``. With the unit
     vectors P and Q of both, the logits are :math:`L = P Q^\top / \tau`, and the loss is the mean of
     :math:`-\log \mathrm{softmax}(L)_{jj}` along rows and along columns. Other pairs of the same row of X are
     left out, because they are no rivals. With the two softmaxes R and C, and n pairs,

@@ -104,15 +104,6 @@ def test_the_textbook_route_selects_the_same(trained, kind, name):
         )
 
 
-def test_each_task_has_its_own_choice():
-    result = set()
-    for seed in range(20):
-        training, validation = make_pairs(seed, noise=2.0)
-        path = path_of((spectra(*training), validation))
-        result.add(path.choice["search"] == path.choice["annotate"])
-    assert result == {True, False}
-
-
 def test_a_metric_may_be_a_function(trained):
     path = path_of(trained, name=lambda ranks: float(np.mean(1.0 / ranks)))
     for task in TASKS:
