@@ -91,14 +91,6 @@ def test_never_worse_on_validation_than_the_best_part():
             assert chosen.recall["r@1"] > plain - 5
 
 
-def test_together_is_better_than_either_alone(fitted):
-    training, validation = blocks()
-    one = Fusion("plain", parts=[Part(("a",), ("c",))], grid=6).fit(*training, validation=validation)
-    for task in TASKS:
-        both, alone = (mean_recall(model.ranks(*validation, task=task)) for model in (fitted, one))
-        assert both > alone
-
-
 def test_vectors_rank_by_inner_product(fitted):
     _, (x, y, pairing) = blocks()
     for task in TASKS:

@@ -437,10 +437,8 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             "fusion",
             parts={task: describe_members(members) for task, members in self.members_.items()},
             corrections={
-                task: CorrectionDescription(
-                    *msgspec.structs.astuple(hubness.correction), hubness.gate is not None
-                )
-                for task, hubness in self.hubness_.items()
+                task: CorrectionDescription(**msgspec.structs.asdict(h.correction), gated=h.gate is not None)
+                for task, h in self.hubness_.items()
             },
             metric="r@1" if reports else None,
             best={task: report.recall["r@1"] for task, report in reports.items()},
