@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import add
-from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -79,11 +78,7 @@ def prepare_pairs(
         raise InputError(
             f"{type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
         )
-    names = SimpleNamespace(**find_names(X, y))
-    names_x, names_y = (
-        names_of(names, attribute) or names_of(model, attribute)
-        for attribute in ("feature_names_in_", "y_feature_names_in_")
-    )
+    names_x, names_y = name_features(model, find_names(X, y))
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
@@ -121,10 +116,12 @@ def make_seed(random_state: int | None) -> int:
     return secrets.randbits(128) if random_state is None else random_state
 
 
-def names_of(model: Any, attribute: str) -> list[str] | None:
-    """Return the names of the features of a view in an attribute of a model; None if there are none."""
-    names = getattr(model, attribute, None)
-    return None if names is None else [str(name) for name in names]
+def name_features(model: Any, names: Mapping[str, Any]) -> list[list[str] | None]:
+    """Return the ``names`` of the features of X and of Y, or else those that a model was fitted on."""
+    labels = (
+        names.get(key, getattr(model, key, None)) for key in ("feature_names_in_", "y_feature_names_in_")
+    )
+    return [None if columns is None else [str(name) for name in columns] for columns in labels]
 
 
 HALVINGS = 6
