@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -103,6 +103,20 @@ def _sweep_all(setting: Setting) -> Result:
     return sweep(setting, setting.mean_words, setting.run.validation, pairs, grid)
 
 
+def _rank_points(
+    setting: Setting, name: str, rows: Rows, pairs: Sequence[Powers]
+) -> Callable[[int, int], list[dict[Task, Floats]]]:
+    """Return a function of the k of both views, whose ranks are those of a filter for each weighting."""
+    spectra = setting.spectra(setting.image, setting.mean_words)
+
+    @cache
+    def ranks_at(k_x: int, k_y: int) -> list[dict[Task, Floats]]:
+        point = make_point(spectra, name, (k_x, k_y))
+        return rank_weightings(setting, setting.mean_words, rows, point, pairs, (0, 0))
+
+    return ranks_at
+
+
 def _test(setting: Setting) -> Result:
     """Score every weighting of the table on the test images, with guided Tikhonov at its own best k."""
     pairs, best = (*_path(setting), *SYMMETRIC), _sweep_all(setting)
@@ -115,13 +129,7 @@ def _test(setting: Setting) -> Result:
     weightings["asymmetric (task dependent)"] = {task: pairs.index(ASYMMETRIC[task]) for task in TASKS}
 
     def compute() -> Result:
-        spectra = setting.spectra(setting.image, setting.mean_words)
-
-        @cache
-        def ranks_at(k_x: int, k_y: int) -> list[dict[Task, Floats]]:
-            point = make_point(spectra, "guided", (k_x, k_y))
-            return rank_weightings(setting, setting.mean_words, setting.run.test, point, pairs, (0, 0))
-
+        ranks_at = _rank_points(setting, "guided", setting.run.test, pairs)
         rows: dict[str, Result] = {}
         for name, by_task in weightings.items():
             rows[name] = {"query_ranks": {}}
@@ -162,14 +170,7 @@ def _generation(setting: Setting) -> Result:
     choice = {task: best[f"{task} 10"][: len(pairs)] for task in TASKS}
 
     def compute() -> Result:
-        spectra = setting.spectra(setting.image, setting.mean_words)
-
-        @cache
-        def ranks_at(k_x: int, k_y: int) -> list[dict[Task, Floats]]:
-            point = make_point(spectra, "tsvd", (k_x, k_y))
-            rows = setting.run.validation
-            return rank_weightings(setting, setting.mean_words, rows, point, pairs, (0, 0))
-
+        ranks_at = _rank_points(setting, "tsvd", setting.run.validation, pairs)
         ranks = {
             task: [ranks_at(*point["params"])[which][task] for which, point in enumerate(choice[task])]
             for task in TASKS

@@ -70,7 +70,6 @@ class StoredFeatures:
         return int(self._array.shape[1])
 
     def take(self, rows: Rows) -> Floats:
-        """Return the features of some rows, normalised."""
         rows = rows if self.places is None else self.places[rows]
         return np.asarray(normalize(np.asarray(self._array[rows], dtype=np.float32), self.normalization))
 
@@ -167,7 +166,6 @@ class HKSEFeatures:
         return np.concatenate([encoder.transform(texts, unknown="mean") for encoder in self.encoders], axis=1)
 
     def take(self, rows: Rows) -> Floats:
-        """Return the embeddings of some captions."""
         everything = self._all
         return self.embed([self.words.captions[j] for j in rows]) if everything is None else everything[rows]
 

@@ -49,7 +49,6 @@ class Cache:
         self.seconds = {str(k): float(v) for k, v in stored.items() if isinstance(v, (int, float))}
 
     def store_seconds(self, label: str, seconds: float) -> None:
-        """Store how long a job took."""
         self.seconds[label] = seconds
         if self.folder is not None:
             write_text(self.folder / _SECONDS, write_json(self.seconds))

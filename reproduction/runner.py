@@ -22,7 +22,7 @@ from reproduction.main_results import MAIN
 from reproduction.maps import FILTERS, MAPS
 from reproduction.results import Cache, code_digest, write_json, write_text
 from reproduction.setting import Options, Setting
-from reproduction.tables import ReportTable, citation
+from reproduction.tables import ReportTable, read_publication
 from reproduction.verdicts import INTERVALS, LEVEL, RULE, VERDICTS, Claim, Verdict
 
 _ORDER = (MAIN, WEIGHTING, GENERATION, REGULARIZATION, TIMING, MAPS, FILTERS, PLANE, EXAMPLES_SHOWN)
@@ -89,14 +89,12 @@ class Reproduction:
             self.seconds[name] = self.seconds.get(name, 0.0) + cache.seconds[label]
 
     def claims(self) -> list[Claim]:
-        """Return the paper's claims with their verdicts."""
         done = sum(map(len, self.results.values()))
         if self._claims is None or self._claims[0] != done:
             self._claims = done, judge_claims(self.results, self.setting)
         return self._claims[1]
 
     def verdicts(self) -> dict[Verdict, int]:
-        """Count the claims by verdict."""
         verdicts = [claim.verdict for claim in self.claims()]
         return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
@@ -146,7 +144,7 @@ class Reproduction:
             section(title, *(part.html() if isinstance(part, ReportTable) else part for part in parts))
             for title, parts in sections
         ]
-        footer = f"diptych {__version__}. Published figures: {citation()}."
+        footer = f"diptych {__version__}. Published figures: {read_publication().source}."
         return page(f"The paper on {self.setting.data.title}", lead, shown, footer=footer)
 
     def _sections(self, command: str) -> list[tuple[str, list[Content]]]:

@@ -165,7 +165,6 @@ class Setting:
 
     @cached_property
     def words(self) -> CaptionWords:
-        """Captions and the vectors of their words."""
         dataset = self.data.dataset
         return CaptionWords(dataset.captions, dataset.caption_rows(self.train), self.data.read_vectors)
 
@@ -180,7 +179,6 @@ class Setting:
 
     @property
     def image(self) -> StoredFeatures:
-        """Image features of the single experiments."""
         return self.data.images[0]
 
     @property
@@ -322,6 +320,5 @@ def mean_captions(x: Floats, y: Floats, pairing: Rows) -> tuple[Floats, Floats]:
 
 
 def sum_captions(y: Floats, pairing: Rows, n_images: int) -> Floats:
-    """Return the sum of each image's captions."""
     places = np.ones(len(y), dtype=y.dtype), (pairing, np.arange(len(y)))
     return np.asarray(csr_array(places, (n_images, len(y))) @ y)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from html import unescape
 from pathlib import Path
 from typing import Any, Literal
 
-from diptych import InputError
+import msgspec
+
 from diptych.report import Html, Row, best_cells, format_cell, table
 from reproduction.results import TASKS, Result
 
 
 def mean_scores(runs: Sequence[Mapping[str, Any]]) -> Result:
-    """Average every metric of both tasks over runs."""
     return {
         task: {name: sum(run[task][name] for run in runs) / len(runs) for name in runs[0][task]}
         for task in TASKS
@@ -64,7 +63,6 @@ class ReportTable:
     groups: Sequence[tuple[str, int]] = ()
 
     def html(self) -> Html:
-        """Return the table for the page."""
         shown = {"caption": self.caption, "note": self.note}
         return table(self.columns, self.rows, **shown, best=self.best, groups=self.groups)
 
@@ -194,7 +192,6 @@ def published_row(names: Sequence[str], values: Sequence[float | None]) -> Row:
 
 
 def head_row(words: str) -> Row:
-    """Build a row that is the heading of those below it."""
     return Row([words], "head")
 
 
@@ -203,8 +200,7 @@ PUBLISHED |= {"flickr30k-paper": "main/flickr30k", "flickr30k-karpathy": "main/f
 """The main table of each protocol."""
 
 
-@dataclass(frozen=True)
-class PublishedRow:
+class PublishedRow(msgspec.Struct, frozen=True):
     """One row of a published table; ``values`` follow the table's columns, None where no number is given."""
 
     method: str
@@ -215,8 +211,7 @@ class PublishedRow:
     shape: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class PublishedTable:
+class PublishedTable(msgspec.Struct, frozen=True):
     """A published table: its columns, its rows, and a description of what was measured."""
 
     columns: tuple[str, ...]
@@ -224,34 +219,23 @@ class PublishedTable:
     setting: str = ""
 
 
-def published(name: str) -> PublishedTable:
-    """Return a table of the paper, such as ``"weighting/coco-5k"`` or ``"timing/coco"``.
+class Publication(msgspec.Struct, frozen=True):
+    """A publication: what to cite, and its tables by name, such as ``"weighting/coco-5k"``."""
 
-    A table that is commented out in the paper's source was not published, and is refused.
-
-    >>> published("main/flickr8k").rows[1].values[0]
-    18.62
-    """
-    tables = _publication()["tables"]
-    choices = ", ".join(name for name in tables if tables[name]["published"])
-    if name not in tables:
-        raise InputError(f"the paper has no table {name!r}; choose one of {choices}.")
-    content = tables[name]
-    if not content["published"]:
-        raise InputError(f"the table {name!r} is {content['status']}; choose one of {choices}.")
-    rows = (
-        PublishedRow(**{**row, "values": tuple(row["values"]), "shape": tuple(row.get("shape", ()))})
-        for row in content["rows"]
-    )
-    return PublishedTable(tuple(content["columns"]), tuple(rows), content.get("setting", ""))
-
-
-def citation() -> str:
-    """Return the publication that the published tables are from."""
-    return str(_publication()["source"])
+    source: str
+    tables: dict[str, PublishedTable]
 
 
 @cache
-def _publication() -> dict[str, Any]:
-    content = Path(__file__).with_name("published.json").read_text("utf-8")
-    return dict(json.loads(content))
+def read_publication() -> Publication:
+    """Return the paper, read from ``published.json``.
+
+    >>> read_publication().tables["main/flickr8k"].rows[1].values[0]
+    18.62
+    """
+    content = Path(__file__).with_name("published.json").read_bytes()
+    return msgspec.json.decode(content, type=Publication)
+
+
+def published(name: str) -> PublishedTable:
+    return read_publication().tables[name]

@@ -55,7 +55,6 @@ class Interval:
         return f"{value} [{low}, {high}]"
 
     def shift(self, by: float) -> Interval:
-        """Return the interval of the value plus a number."""
         return Interval(*(number + by for number in astuple(self)))
 
 
@@ -99,7 +98,6 @@ class Answers:
         return np.bincount(self.owners, share, self.n_images).astype(np.float64)
 
     def queries(self) -> Floats:
-        """Return for each image the number of its queries."""
         return np.bincount(self.owners, minlength=self.n_images).astype(np.float64)
 
 
@@ -135,7 +133,6 @@ Method: TypeAlias = Mapping[Task, Mapping[str, Answers]]
 
 
 def state_rule(recalls: str, limit: str = "0") -> str:
-    """Return the common rule in words."""
     return (
         f"holds if the intervals of the differences of {recalls} are all above {limit}; does not hold if one "
         f"joint interval is entirely below {limit}; otherwise it is undecided"

@@ -44,20 +44,20 @@ def make_dual_features(n, seed, *, noise=1.0, turned=20, broken=False, width=128
     return x.astype(np.float32), y.astype(np.float32)
 
 
-def make_fused_blocks(seed, n):
+def make_fused_blocks(seed, n, noise=1.0):
     """Pairs of two blocks on either side; all seeds give pairs of the same kind."""
     rng = np.random.default_rng(seed)
     kind = np.random.default_rng(7)
     cause = rng.normal(size=(n, 6))
     pairing = rng.permutation(np.repeat(np.arange(n), 2))
 
-    def view(rows, width, noise, offset=0.0):
+    def view(rows, width, offset=0.0, more=1.0):
         clean = cause[rows] @ kind.normal(size=(6, width))
-        return clean + noise * rng.normal(size=(len(rows), width)) + offset
+        return clean + more * noise * rng.normal(size=(len(rows), width)) + offset
 
     every = np.arange(n)
-    x = {"a": view(every, 14, 1.0, 2.0), "b": 0.01 * view(every, 8, 1.0, 5.0)}
-    y = {"c": view(pairing, 12, 1.0), "d": 100 * view(pairing, 9, 1.5, 1.0)}
+    x = {"a": view(every, 14, 2.0), "b": 0.01 * view(every, 8, 5.0)}
+    y = {"c": view(pairing, 12), "d": 100 * view(pairing, 9, 1.0, more=1.5)}
     return x, y, pairing
 
 

@@ -26,16 +26,12 @@ def test_transform_gives_the_vectors_of_table_1(rng):
     np.testing.assert_allclose(search[1], centred_y @ v, atol=1e-12)
     np.testing.assert_allclose(annotate[0], centred_x @ u, atol=1e-12)
     np.testing.assert_allclose(annotate[1], centred_y @ v * sigma, atol=1e-12)
-
-
-def test_transform_takes_one_view_alone(rng):
-    x, y, pairing = pairs(rng)
-    model = AWCCA(params=(2.0, 3.0)).fit(x, y, pairing)
-    both = model.transform(x, y)
-    np.testing.assert_array_equal(model.transform(x), both[0])
-    np.testing.assert_array_equal(model.transform(y=y), both[1])
+    np.testing.assert_array_equal(model.transform(x), search[0])
+    np.testing.assert_array_equal(model.transform(y=y), search[1])
     with pytest.raises(InputError, match="neither"):
         model.transform()
+    with pytest.raises(InputError, match="task='find'"):
+        model.transform(x, task="find")
 
 
 def test_each_task_has_its_own_model(rng):
@@ -45,11 +41,6 @@ def test_each_task_has_its_own_model(rng):
     assert model.models_["annotate"].correlations.shape == (3,)
     expected = regularized_cca(spectra(x, y, pairing), TruncatedSVD(6), TruncatedSVD(3))
     np.testing.assert_allclose(model.models_["annotate"].x_weights, expected.x_weights)
-
-
-def test_tasks_with_the_same_parameters_share_one_model(rng):
-    model = AWCCA(params=(1.0, 1.0)).fit(*pairs(rng))
-    assert model.models_["search"] is model.models_["annotate"]
 
 
 @pytest.mark.parametrize("weighting", ["asymmetric", "search-generation", "symmetric", "none", (0.25, 0.75)])
@@ -64,18 +55,6 @@ def test_score_is_the_metric_of_the_ranks(rng, weighting, similarity):
         by_task.append(recall_at_k(result, 5))
         assert model.score(x, y, pairing, task=task) == by_task[-1]
     assert model.score(x, y, pairing) == pytest.approx(np.mean(by_task))
-
-
-def test_score_of_ranks_is_negated(rng):
-    x, y, pairing = pairs(rng)
-    assert AWCCA(params=(1.0, 1.0), metric="mean_rank").fit(x, y, pairing).score(x, y, pairing) < 0
-
-
-def test_a_fitted_model_retrieves_better_than_chance(rng):
-    x, y, pairing = pairs(rng, n=300)
-    train, test = pairing < 200, pairing >= 200
-    model = AWCCA(params=(1.0, 1.0), metric="r@10").fit(x[:200], y[train], pairing[train])
-    assert model.score(x[200:], y[test], pairing[test] - 200) > 90
 
 
 def test_torch_views_give_torch_vectors(rng):
@@ -169,12 +148,6 @@ def test_normalisation_is_part_of_the_model(rng):
     other = AWCCA(grid=4).fit(*by_hand, pairing, validation=(*by_hand, pairing))
     np.testing.assert_allclose(given.transform(x, y)[0], other.transform(*by_hand)[0], atol=1e-9)
     np.testing.assert_allclose(given.transform(y=y), other.transform(y=by_hand[1]), atol=1e-9)
-
-
-def test_an_unknown_task_is_refused(rng):
-    model = AWCCA(params=(1.0, 1.0)).fit(*pairs(rng))
-    with pytest.raises(InputError, match="task='find'"):
-        model.transform(np.ones((1, 12)), task="find")
 
 
 def test_views_of_two_libraries_are_refused(rng):

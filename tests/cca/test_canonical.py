@@ -10,7 +10,6 @@ from sklearn import cross_decomposition
 
 from diptych import AWCCA, InputError
 from diptych._arrays import to_numpy
-from diptych._checks import DataWarning
 from diptych.cca import Moments, Tikhonov, TruncatedSVD, _canonical, bjorck_golub, regularized_cca, spectra
 from generated_pairs import make_pairs
 
@@ -72,56 +71,14 @@ def test_truncated_svd_is_cca_of_the_truncated_views():
     np.testing.assert_allclose(u, other.x_weights, atol=1e-8)
 
 
-def test_weights_solve_the_generalised_eigenvalue_problem():
+@pytest.mark.parametrize("gamma", [0.0, 3.0])
+def test_cross_view_maps_are_ridge_regression(gamma):
     x, y = views()
-    u, v, sigma = weights(bjorck_golub(spectra(x, y)))
-    np.testing.assert_allclose(x.T @ y @ v, x.T @ x @ u * sigma, atol=1e-9)
-    np.testing.assert_allclose(y.T @ x @ u, y.T @ y @ v * sigma, atol=1e-9)
-
-
-def test_cross_view_maps_are_least_squares():
-    x, y = views()
-    u, v, sigma = weights(bjorck_golub(spectra(x, y)))
-    np.testing.assert_allclose(u * sigma, np.linalg.lstsq(x, y @ v, rcond=None)[0], atol=1e-10)
-    np.testing.assert_allclose(v * sigma, np.linalg.lstsq(y, x @ u, rcond=None)[0], atol=1e-10)
-
-
-def test_regularised_cross_view_maps_are_ridge_regression():
-    x, y = views()
-    u, v, sigma = weights(regularized_cca(spectra(x, y), Tikhonov(3.0), Tikhonov(2.0)))
-    ridge = np.linalg.solve(x.T @ x + 3.0 * np.eye(7), x.T @ y @ v)
+    u, v, sigma = weights(regularized_cca(spectra(x, y), Tikhonov(gamma), Tikhonov(2.0)))
+    ridge = np.linalg.solve(x.T @ x + gamma * np.eye(7), x.T @ y @ v)
     np.testing.assert_allclose(u * sigma, ridge, atol=1e-10)
-
-
-def test_tikhonov_tends_to_cca():
-    x, y = views()
-    plain = bjorck_golub(spectra(x, y))
-    errors = []
-    for gamma in (1.0, 1e-2, 1e-4, 0.0):
-        model = regularized_cca(spectra(x, y), Tikhonov(gamma), Tikhonov(gamma))
-        errors.append(np.abs(model.x_weights - plain.x_weights).max())
-    assert errors[0] > errors[1] > errors[2]
-    assert errors[3] < 1e-12
-
-
-def test_cca_does_not_depend_on_invertible_maps(rng):
-    x, y = views()
-    a, b = rng.normal(size=(7, 7)), rng.normal(size=(5, 5))
-    one, other = bjorck_golub(spectra(x, y)), bjorck_golub(spectra(x @ a, y @ b))
-    np.testing.assert_allclose(one.correlations, other.correlations, atol=1e-9)
-    np.testing.assert_allclose(np.abs(x @ one.x_weights), np.abs(x @ a @ other.x_weights), atol=1e-8)
-
-
-def test_tikhonov_depends_on_scale_but_not_on_rotation(rng):
-    x, y = views()
-    q = np.linalg.qr(rng.normal(size=(7, 7)))[0]
-    filters = Tikhonov(5.0), Tikhonov(2.0)
-    one = regularized_cca(spectra(x, y), *filters)
-    turned = regularized_cca(spectra(x @ q, y), *filters)
-    np.testing.assert_allclose(one.correlations, turned.correlations, atol=1e-10)
-    np.testing.assert_allclose(np.abs(x @ one.x_weights), np.abs(x @ q @ turned.x_weights), atol=1e-8)
-    stretched = regularized_cca(spectra(10 * x, y), *filters)
-    assert np.abs(one.correlations - stretched.correlations).max() > 1e-3
+    ridge = np.linalg.solve(y.T @ y + 2.0 * np.eye(5), y.T @ x @ u)
+    np.testing.assert_allclose(v * sigma, ridge, atol=1e-10)
 
 
 @pytest.mark.parametrize("solver", ["gram", "svd"])
@@ -196,13 +153,6 @@ def test_n_components_keeps_the_first_components():
     np.testing.assert_allclose(three.x_weights, bjorck_golub(spectra(x, y)).x_weights[:, :3])
     with pytest.raises(InputError, match="give 1 to 5"):
         bjorck_golub(spectra(x, y), n_components=6)
-
-
-def test_uncorrelated_views_are_refused():
-    x = np.array([[1.0], [-1.0], [1.0], [-1.0]])
-    y = np.array([[1.0], [1.0], [-1.0], [-1.0]])
-    with pytest.raises(InputError, match="not correlated at all"):
-        bjorck_golub(spectra(x, y))
 
 
 def decompose_both_ways(monkeypatch, fitted, filters, n_components=None):
@@ -286,33 +236,6 @@ def test_validation_correlations_are_measured_on_unseen_pairs():
     assert own.train_correlations[0] > 0.3
     assert np.abs(own.validation_correlations[:5]).mean() < 0.25
     np.testing.assert_allclose(own.train_correlations, measured(model, x, y, np.arange(200)), atol=1e-8)
-
-
-def test_regularisation_lowers_sigma_but_not_the_validation_correlations():
-    rng = np.random.default_rng(0)
-    cause = rng.normal(size=(400, 1))
-    x, y = (cause + 0.1 * rng.normal(size=(400, 6)) for _ in range(2))
-    gamma = float(np.linalg.norm(x[:300] - x[:300].mean(0), 2) ** 2)
-    own = AWCCA(params=(gamma, gamma)).fit(x[:300], y[:300], validation=(x[300:], y[300:])).models_["search"]
-    assert own.correlations[0] == pytest.approx(0.5, abs=0.02)
-    assert own.train_correlations[0] > 0.98
-    assert own.validation_correlations[0] > 0.98
-
-
-def test_more_features_than_pairs_without_regularisation_warn():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 80)), rng.normal(size=(60, 70))
-    with pytest.warns(DataWarning, match="59 of 59 canonical correlations are 1 whatever the data") as caught:
-        model = AWCCA(params=(0.0, 0.0)).fit(
-            x[:60], y[:60], validation=(x[::-1] + 1, y[::-1] * 2 + x[:, :70])
-        )
-    assert len(caught) == 1
-    own = model.models_["search"]
-    np.testing.assert_allclose(own.correlations, 1.0)
-    np.testing.assert_allclose(own.train_correlations, 1.0)
-    unseen = rng.normal(size=(500, 80)), rng.normal(size=(500, 70))
-    again = AWCCA(params=(1.0, 1.0)).fit(x, y, validation=unseen).models_["search"]
-    assert np.abs(again.validation_correlations).max() < 0.25
 
 
 def test_a_refit_has_no_correlations_over_validation_pairs():

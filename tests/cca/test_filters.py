@@ -46,21 +46,17 @@ def test_gamma_grows_with_the_number_of_pairs_and_k_does_not():
     assert scale_filter(plain, 3.0) == plain
 
 
-@pytest.mark.parametrize("gamma", [-1.0, np.nan, np.inf, "much"])
-def test_a_wrong_gamma_is_refused(gamma):
-    with pytest.raises(InputError, match="γ"):
-        Tikhonov(gamma)
-
-
-@pytest.mark.parametrize("k", [0, -2, 1.5, np.inf, np.nan, None])
-def test_a_wrong_k_is_refused(k):
-    with pytest.raises(InputError, match="k"):
-        TruncatedSVD(k)
-
-
-def test_k_beyond_the_rank_is_refused():
-    with pytest.raises(InputError, match="rank of its view, 4"):
-        TruncatedSVD(5).denominators(S)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        *((lambda gamma=gamma: Tikhonov(gamma), "γ") for gamma in (-1.0, np.nan, np.inf, "much")),
+        *((lambda k=k: TruncatedSVD(k), "k") for k in (0, -2, 1.5, np.inf, np.nan, None)),
+        (lambda: TruncatedSVD(5).denominators(S), "rank of its view, 4"),
+    ],
+)
+def test_a_wrong_parameter_is_refused(call, words):
+    with pytest.raises(InputError, match=words):
+        call()
 
 
 TASKS = ("search", "annotate")

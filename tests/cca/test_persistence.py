@@ -10,7 +10,6 @@ from safetensors.numpy import load_file
 from sklearn.base import clone
 
 from diptych import AWCCA, InputError
-from diptych._model_folder import write_version
 from diptych._persistence import read_json, to_builtins
 from generated_pairs import make_graded_pairs
 from saved_files import edit_config, files_of, seal, seal_config
@@ -76,24 +75,16 @@ def test_loaded_equals_saved(name, tmp_path):
     assert files == ["config.json", "model.safetensors"]
 
 
-def test_correlations_that_were_not_measured_are_none(model, tmp_path):
-    model.save(tmp_path / "model")
-    assert AWCCA.load(tmp_path / "model").models_["search"].validation_correlations is None
-
-
-def test_a_shared_model_is_written_once(data, tmp_path):
-    shared = AWCCA(filter="tsvd", params=(3, 2)).fit(*data)
+def test_a_shared_model_is_written_once_and_a_function_is_not_stored(data, tmp_path):
+    shared = AWCCA(filter="tsvd", params=(3, 2), metric=lambda ranks: 1.0).fit(*data)
     shared.save(tmp_path / "model")
     loaded = AWCCA.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.transform(data[0]), shared.transform(data[0]))
     names = load_file(files_of(tmp_path / "model") / "model.safetensors").keys()
     assert "search.x_weights" in names
     assert "annotate.x_weights" not in names
-
-
-def test_a_metric_that_is_a_function_is_not_stored(data, tmp_path):
-    AWCCA(params=(1.0, 1.0), metric=lambda ranks: 1.0).fit(*data).save(tmp_path / "model")
-    assert AWCCA.load(tmp_path / "model").metric == "r@1"
+    assert loaded.metric == "r@1"
+    assert loaded.models_["search"].validation_correlations is None
 
 
 def test_torch_models_are_saved_too(data, tmp_path):
@@ -115,19 +106,6 @@ def test_saving_replaces_an_older_model_and_nothing_else(model, tmp_path):
     with pytest.raises(InputError, match="not a diptych awcca"):
         model.save(tmp_path / "letters")
     assert (tmp_path / "letters" / "dear.txt").read_text() == "keep me"
-
-
-def test_a_failed_save_leaves_the_old_model(model, data, tmp_path):
-    model.save(tmp_path / "model")
-
-    def fail(path):
-        (path / "config.json").write_text("{")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_version(tmp_path / "model", "awcca", fail)
-    np.testing.assert_array_equal(AWCCA.load(tmp_path / "model").transform(data[0]), model.transform(data[0]))
-    assert len(list((tmp_path / "model" / "versions").iterdir())) == 1
 
 
 @pytest.mark.slow
@@ -190,7 +168,6 @@ def edit_text(folder, old, new):
         (lambda f: (f / "current.json").unlink(), "has neither current.json nor"),
         (lambda f: (files_of(f) / "config.json").write_text("{}"), "its checksum differs"),
         (lambda f: write_config(f, "{"), "not valid JSON"),
-        (lambda f: write_config(f, "[]"), "expected an object"),
         (lambda f: write_config(f, "[" * 100_000), "not valid JSON"),
         (lambda f: (files_of(f) / "config.json").unlink(), "is missing"),
         (lambda f: (files_of(f) / "model.safetensors").unlink(), "not a file"),
@@ -201,16 +178,10 @@ def edit_text(folder, old, new):
         (lambda f: edit_config(f, version="x"), "no valid format version"),
         (lambda f: edit_config(f, format="diptych-moments"), "expected a diptych awcca"),
         (lambda f: edit_config(f, models={}), "models has the tasks"),
-        (lambda f: edit_config(f, models=3), "models: Expected `object`, got `int`"),
         (lambda f: edit_config(f, files=3), "files: Expected `object`, got `int`"),
         (lambda f: edit_config(f, files={}), "does not list model.safetensors"),
-        (
-            lambda f: edit_config(f, params={"filter": "evil"}),
-            "params: Object missing required field `params`",
-        ),
         (lambda f: edit_params(f, filter="evil"), "params: filter='evil' is unknown; choose one of"),
         (lambda f: edit_params(f, verbose=1), "params.verbose: Expected `bool | null`, got `int`"),
-        (lambda f: edit_params(f, colour="red"), "params: Object contains unknown field `colour`"),
         (lambda f: edit_config(f, colour="red"), "Object contains unknown field `colour`"),
         (lambda f: edit_filter(f, parameter=-1.0), "models.*: γ=-1.0 is not a Tikhonov parameter"),
         (lambda f: edit_filter(f, kind="none"), "models.*filter_x.kind: Invalid enum value 'none'"),

@@ -44,7 +44,8 @@ def test_at_full_dimension_it_is_ridge_regression(n, p, q, captions, gamma, solv
     if gamma == 0.0 and n <= p + 1:
         gamma = 1e-3  # without a penalty the coefficients would not be unique
     x, y, pairing = make_pair(n, p, q, captions=captions)
-    model = AWCCA(params=(gamma, gamma), solver=solver).fit(x, y, pairing)
+    # The penalty of the other view changes nothing.
+    model = AWCCA(params=(gamma, 2 * gamma), solver=solver).fit(x, y, pairing)
     scale = np.abs(y).max()
     np.testing.assert_allclose(
         model.predict(x),
@@ -55,16 +56,10 @@ def test_at_full_dimension_it_is_ridge_regression(n, p, q, captions, gamma, solv
     if gamma or len(y) > q + 1:
         np.testing.assert_allclose(
             model.predict_x(y),
-            fit_ridge(y, x[pairing], gamma).predict(y).reshape(len(y), p),
+            fit_ridge(y, x[pairing], 2 * gamma).predict(y).reshape(len(y), p),
             atol=1e-6 * scale,
             rtol=1e-6,
         )
-
-
-def test_the_penalty_of_the_other_view_changes_nothing_at_full_dimension():
-    x, y, _ = make_pair()
-    predicted = [AWCCA(params=(2.0, other)).fit(x, y).predict(x) for other in (0.0, 50.0)]
-    np.testing.assert_allclose(*predicted, rtol=1e-10)
 
 
 def test_truncated_svd_is_regression_on_principal_components():
@@ -97,18 +92,6 @@ def test_with_fewer_components_it_is_reduced_rank_ridge_regression(k):
     expected = y.mean(axis=0) + (x - x.mean(axis=0)) @ u @ coefficients
     np.testing.assert_allclose(model.predict(x), expected, rtol=1e-9)
     assert np.linalg.matrix_rank(model.predict(x) - y.mean(axis=0), tol=1e-8) == k
-
-
-def test_it_is_reduced_rank_regression_in_the_sense_of_the_textbook():
-    x, y, _ = make_pair(200)
-    # Without penalties, the predictor of rank k is the best one of whitened Y (Izenman, 1975).
-    whiten = np.linalg.inv(np.linalg.cholesky(np.cov(y.T))).T
-    fitted = LinearRegression().fit(x, y @ whiten).predict(x)
-    mean = (y @ whiten).mean(axis=0)
-    u, s, vt = np.linalg.svd(fitted - mean, full_matrices=False)
-    expected = (u[:, :2] * s[:2]) @ vt[:2] + mean
-    predicted = AWCCA(params=(0.0, 0.0), n_components=2).fit(x, y).predict(x)
-    np.testing.assert_allclose(predicted @ whiten, expected, rtol=1e-8)
 
 
 def test_full_dimension_needs_no_decomposition_of_t():
@@ -185,16 +168,11 @@ def test_a_model_without_spectra_says_what_is_missing(tmp_path):
     del model.spectra_
     model.save(tmp_path / "model")
     loaded = AWCCA.load(tmp_path / "model")
-    for ask in (loaded.predict, loaded.inverse_transform):
+    Retriever.from_features(x, y, model=AWCCA(params=(1.0, 1.0))).save(tmp_path / "retriever")
+    bare = Retriever.load(tmp_path / "retriever").model
+    for ask in (loaded.predict, loaded.inverse_transform, bare.predict):
         with pytest.raises(InputError, match="spectra of the training pairs.*fit the model again"):
             ask(x)
-
-
-def test_the_model_of_a_retriever_has_no_spectra(tmp_path):
-    x, y, _ = make_pair()
-    Retriever.from_features(x, y, model=AWCCA(params=(1.0, 1.0))).save(tmp_path / "model")
-    with pytest.raises(InputError, match="the folder of a retriever does not contain"):
-        Retriever.load(tmp_path / "model").model.predict(x)
 
 
 @pytest.mark.parametrize(
@@ -339,12 +317,3 @@ def test_wrong_input_is_refused_in_a_sentence(ask, message):
     x, y, _ = make_pair()
     with pytest.raises(ValueError, match=message):
         ask(AWCCA(params=(1.0, 1.0)).fit(x, y), x, y)
-
-
-def test_flickr8k_predictions_are_those_of_ridge(real_data):
-    images = np.load(real_data / "flickr8k" / "resnet50.npy")[:300].astype(np.float64)
-    captions = np.load(real_data / "flickr8k" / "minilm.npy")[:1500].astype(np.float64)
-    pairing = np.repeat(np.arange(300), 5)
-    model = AWCCA(params=(1e4, 1.0)).fit(images, captions, pairing)
-    expected = Ridge(alpha=1e4).fit(images[pairing], captions).predict(images)
-    np.testing.assert_allclose(model.predict(images), expected, atol=1e-8)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.model_selection import GridSearchCV
 
 from diptych import AWCCA, InputError
 from diptych._arrays import to_numpy
@@ -218,15 +217,3 @@ def test_an_engine_sums_with_weights(rng):
     here = AWCCA(params=(1.0, 1.0), solver="gram").fit(x, y, pairing, sample_weight=weights)
     there = AWCCA(params=(1.0, 1.0)).fit(x, y, pairing, sample_weight=weights, engine=InTree())
     assert_close(there.transform(x), here.transform(x), len(y), condition=100)
-
-
-def test_a_grid_search_passes_weights_on(rng):
-    x = rng.normal(size=(60, 4))
-    y = x[:, :2] + 0.5 * rng.normal(size=(60, 2))
-    weights = rng.exponential(size=60)
-    search = GridSearchCV(AWCCA(), {"params": [(1.0, 1.0), (100.0, 100.0)]}, cv=3)
-    search.fit(x, y, sample_weight=weights)
-    expected = AWCCA(**search.best_params_).fit(x, y, sample_weight=weights)
-    assert_close(search.best_estimator_.transform(x), expected.transform(x), 60)
-    unweighted = AWCCA(**search.best_params_).fit(x, y)
-    assert not np.allclose(search.best_estimator_.transform(x), unweighted.transform(x), rtol=1e-3)

@@ -9,22 +9,19 @@ from diptych.cca._spectra import resolve_solver
 SOLVERS = ["gram", "svd"]
 
 
-def centred(x, y, pairing):
-    x = x[pairing]
-    return x - x.mean(0), y - y.mean(0)
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_spectra_are_those_of_the_repeated_data(rng, backend, solver):
-    x, y, pairing = rng.normal(size=(30, 6)), rng.normal(size=(80, 4)), rng.integers(0, 25, 80)
+    x, y, pairing = rng.normal(size=(30, 6)) + 5, rng.normal(size=(80, 4)), rng.integers(0, 25, 80)
     result = spectra(backend(x), backend(y), backend(pairing), solver=solver)
-    xc, yc = centred(x, y, pairing)
+    xc, yc = x[pairing] - x[pairing].mean(0), y - y.mean(0)
     np.testing.assert_allclose(to_numpy(result.s_x), np.linalg.svd(xc, compute_uv=False), rtol=1e-10)
     np.testing.assert_allclose(to_numpy(result.s_y), np.linalg.svd(yc, compute_uv=False), rtol=1e-10)
     v_x, v_y = to_numpy(result.v_x), to_numpy(result.v_y)
     np.testing.assert_allclose(to_numpy(result.t0), v_x.T @ xc.T @ yc @ v_y, atol=1e-10)
-    np.testing.assert_allclose(v_x * to_numpy(result.s_x) ** 2 @ v_x.T, xc.T @ xc, atol=1e-10)
-    np.testing.assert_allclose(to_numpy(result.x_mean), x[pairing].mean(0), atol=1e-13)
+    moments, back = Moments.of(x, y, pairing), moments_from_spectra(result)
+    assert back.count == moments.count
+    for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
+        np.testing.assert_allclose(to_numpy(getattr(back, name)), getattr(moments, name), atol=1e-9)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -65,13 +62,6 @@ def test_auto_chooses_the_solver_by_shape():
     assert resolve_solver("svd", (6000, 2048), (30000, 300)) == "svd"
 
 
-def test_spectra_from_moments_equal_those_from_views(rng):
-    x, y = rng.normal(size=(40, 5)), rng.normal(size=(40, 3))
-    one = spectra(x, y, solver="gram")
-    other = spectra_from_moments(Moments.of(x[:9], y[:9]) + Moments.of(x[9:], y[9:]))
-    np.testing.assert_allclose(np.abs(one.t0), np.abs(other.t0), atol=1e-10)
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_constant_view_is_refused(rng, solver):
     with pytest.raises(InputError, match="every row of Y is the same"):
@@ -81,13 +71,3 @@ def test_a_constant_view_is_refused(rng, solver):
 def test_moments_without_pairs_are_refused():
     with pytest.raises(InputError, match="no pairs"):
         spectra_from_moments(Moments.zero(2, 2))
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_moments_from_spectra_equal_the_original(rng, backend, solver):
-    x, y, pairing = rng.normal(size=(30, 6)) + 5, rng.normal(size=(80, 4)), rng.integers(0, 25, 80)
-    moments = Moments.of(x, y, pairing)
-    back = moments_from_spectra(spectra(backend(x), backend(y), backend(pairing), solver=solver))
-    assert back.count == moments.count
-    for name in ("x_mean", "y_mean", "xx", "yy", "xy"):
-        np.testing.assert_allclose(to_numpy(getattr(back, name)), getattr(moments, name), atol=1e-9)

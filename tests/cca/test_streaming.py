@@ -337,14 +337,14 @@ def test_wrong_blocks_are_refused(rng):
     ):
         with pytest.raises(InputError, match=message):
             model.fit(blocks)
-    with pytest.raises(InputError, match="own pairing"):
-        model.fit(iter(good), None, pairing)
-    with pytest.raises(InputError, match="give validation pairs, or params"):
-        AWCCA().fit(iter(good))
-    with pytest.raises(InputError, match="solver='gram'"):
-        AWCCA(params=(1.0, 1.0), solver="svd").fit(iter(good))
-    with pytest.raises(InputError, match="blocks do not allow"):
-        AWCCA(selection="leave-one-out").fit(iter(good))
+    for settings, arguments, message in (
+        ({"params": (1.0, 1.0)}, (None, pairing), "own pairing"),
+        ({}, (), "give validation pairs, or params"),
+        ({"params": (1.0, 1.0), "solver": "svd"}, (), "solver='gram'"),
+        ({"selection": "leave-one-out"}, (), "blocks do not allow"),
+    ):
+        with pytest.raises(InputError, match=message):
+            AWCCA(**settings).fit(iter(good), *arguments)
     assert not are_blocks(x)
     assert not are_blocks(x.tolist())
     assert not are_blocks("blocks")

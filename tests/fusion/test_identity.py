@@ -119,18 +119,6 @@ def test_the_report_names_it(adapted):
     assert model.selection_.parts[0].params == {}
 
 
-def test_it_is_saved_with_the_others(adapted, unseen, tmp_path):
-    model = adapted[300].model
-    model.save(tmp_path / "model")
-    again = Fusion.load(tmp_path / "model")
-    for task in TASKS:
-        assert [m.part for m in again.members_[task]] == [m.part for m in model.members_[task]]
-        for mine, its in zip(
-            model.transform(*unseen, task=task), again.transform(*unseen, task=task), strict=True
-        ):
-            np.testing.assert_array_equal(mine, its)
-
-
 def test_features_that_only_happen_to_be_equally_wide_are_not_compared():
     for seed in range(3):
         x, y = make_dual_features(400, seed, broken=True)
@@ -175,25 +163,3 @@ def test_impossible_identities_are_refused():
         Part(("a", "b"), ("c",), kind="identity")
     with pytest.raises(InputError, match="kind='magic'"):
         Part(("a",), ("c",), kind="magic")
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_real_features_of_equal_width_from_unrelated_encoders(real_data):
-    n, captions = 1200, 5
-    x = np.load(real_data / "flickr8k" / "dinov2s.npy", mmap_mode="r")[:n, :384].astype(np.float32)
-    y = np.load(real_data / "flickr8k" / "minilm.npy", mmap_mode="r")[: n * captions].astype(np.float32)
-    pairing = np.arange(n * captions) // captions
-    first = pairing < 900
-    training = x[:900], y[first], pairing[first]
-    held = x[900:], y[~first], pairing[~first] - 900
-    options = {"grid": 5, "blocks": {"x": Block("unit"), "y": Block("unit")}, "refit": False}
-    awcca = Part(("x",), ("y",))
-    without = Fusion(parts=[awcca], **options).fit(*training, validation=held)
-    for parts in (None, [awcca, IDENTITY]):
-        model = Fusion(parts=parts, **options).fit(*training, validation=held)
-        for task in TASKS:
-            values = [each.selection_.tasks[task].value for each in (model, without)]
-            assert values[0] >= values[1]
-            weight = sum(m.weight for m in model.members_[task] if m.part.kind == "identity")
-            assert weight <= (0.0 if parts is None else 0.25)

@@ -99,29 +99,6 @@ def test_intervals_are_those_of_metrics_computed_again(problem, task):
         assert_close(limits, expected[name], 200, dtype=np.float64, magnitude=100)
 
 
-def test_captions_of_one_image_are_resampled_together(rng):
-    """If all captions of an image have one rank, five times as many make no interval narrower."""
-    ranks = rng.integers(1, 30, 200)
-    images = np.repeat(np.arange(200), 5)
-    one = bootstrap_intervals(ranks)["r@10"]
-    together = bootstrap_intervals(np.repeat(ranks, 5), None, images)["r@10"]
-    alone = bootstrap_intervals(np.repeat(ranks, 5))["r@10"]
-    assert together == pytest.approx(one)
-    assert np.diff(alone) < 0.6 * np.diff(one)
-
-
-@pytest.mark.slow
-def test_intervals_hold_what_they_promise(rng):
-    """Of samples from a population, 95 % of the intervals contain the population's metric, roughly."""
-    population = rng.geometric(0.15, 100_000)
-    truth = mean_reciprocal_rank(population)
-    hits = 0
-    for _ in range(200):
-        low, high = bootstrap_intervals(rng.choice(population, 200), n_resamples=300)["mrr"]
-        hits += low <= truth <= high
-    assert 180 <= hits <= 199
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

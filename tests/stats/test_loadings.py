@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-from cca_zoo import linear as cca_zoo
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_linnerud
@@ -64,16 +63,6 @@ def test_the_published_loadings_of_linnerud_are_reproduced():
     assert [f"{value:.4f}" for value in result.y_redundancy] == ["0.2584", "0.0175", "0.0008"]
 
 
-def test_loadings_are_those_of_cca_zoo():
-    (x, y, pairing), _ = make_pairs(1, captions=1)
-    x = x[pairing]
-    peer = cca_zoo.CCA(n_components=3).fit([x, y])
-    u, v = peer.transform([x, y])
-    result = loadings(AWCCA(params=(0, 0)).fit(x, y), n_components=3)
-    for table, features, variates in ((result.x, x, u), (result.y, y, v)):
-        np.testing.assert_allclose(np.abs(table), np.abs(correlate(features, variates)), atol=1e-6)
-
-
 @given(seed=st.integers(0, 10**6), p=st.integers(1, 5), q=st.integers(1, 5))
 def test_redundancies_add_up_to_the_variance_that_regression_explains(seed, p, q):
     rng = np.random.default_rng(seed)
@@ -88,22 +77,6 @@ def test_redundancies_add_up_to_the_variance_that_regression_explains(seed, p, q
         np.testing.assert_allclose(result.x_variance.sum(), 1.0, atol=1e-10)
     # Without regularisation a cross loading is the loading times the correlation.
     np.testing.assert_allclose(result.x_cross, result.x * result.correlations, atol=1e-9)
-
-
-@given(seed=st.integers(0, 10**6))
-def test_plain_loadings_do_not_depend_on_scale_or_on_the_coordinates_of_the_other_view(seed):
-    rng = np.random.default_rng(seed)
-    y = rng.normal(size=(60, 3))
-    x = y @ np.diag([2.0, 1.0, 0.5]) + rng.normal(size=(60, 3))
-    plain = AWCCA(params=(0, 0))
-    expected = loadings(plain.fit(x, y))
-    scale = 10.0 ** rng.uniform(-4, 4, size=3)
-    mixed = y @ (np.linalg.qr(rng.normal(size=(3, 3)))[0] * 10.0 ** rng.uniform(-2, 2, size=3))
-    result = loadings(plain.fit(x * scale + 5.0, mixed))
-    signs = np.sign(np.sum(result.x * expected.x, axis=0))
-    gap = np.min(-np.diff(expected.correlations**2))
-    atol = rounding(np.float64, 300, condition=1e7 / max(gap, 1e-6))
-    np.testing.assert_allclose(result.x * signs, expected.x, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("solver", ["svd", "gram"])
@@ -174,28 +147,13 @@ def test_arrays_give_arrays_and_numbered_names_in_tables(rng):
     assert list(result.to_frames()["x"].index[:2]) == ["x0", "x1"]
 
 
-def test_too_many_components_are_refused(rng):
+def test_too_many_components_and_models_without_spectra_are_refused(rng):
     x = rng.normal(size=(50, 3))
     model = AWCCA(params=(1.0, 1.0)).fit(x, x)
     assert loadings(model, n_components=2).x.shape == (3, 2)
     with pytest.raises(InputError, match="give 1 to 3"):
         loadings(model, n_components=4)
-
-
-def test_a_loaded_model_has_the_same_loadings(tmp_path):
-    data = load_linnerud(as_frame=True)
-    model = AWCCA(params=(1.0, 2.0)).fit(data.target, data.data)
-    model.save(tmp_path / "model")
-    result, expected = loadings(AWCCA.load(tmp_path / "model")), loadings(model)
-    np.testing.assert_allclose(result.x, expected.x, atol=1e-12)
-    np.testing.assert_allclose(result.y_redundancy, expected.y_redundancy, atol=1e-12)
-
-
-def test_a_model_without_spectra_is_refused(rng):
-    x = rng.normal(size=(50, 3))
-    model = AWCCA(params=(1.0, 1.0)).fit(x, x)
-    bare, _ = model.split_moments()
     with pytest.raises(InputError, match="saved without the spectra"):
-        loadings(bare)
+        loadings(model.split_moments()[0])
     with pytest.raises(InputError, match="tuple is not a model"):
         loadings((1.0, 1.0))

@@ -33,11 +33,9 @@ from diptych.cca._canonical import SMALL, ranking_maps
 from diptych.cca._description import ModelDescription, describe_model
 from diptych.cca._filters import SpectralFilter
 from diptych.cca._fit import Chosen, Fit, FitResult, Pairs, warn_of_ones
-from diptych.cca._frames import check_columns, find_names, label_vectors, name_components
-from diptych.cca._html import describe_fit
 from diptych.cca._models import Models
 from diptych.cca._moments import Moments, Precision
-from diptych.cca._polishing import carry_polishes
+from diptych.cca._polish import carry_polishes
 from diptych.cca._prediction import map_back, prediction_maps, reconstruction_map
 from diptych.cca._projector import VIEWS, PartMaps, Projector, ViewKey
 from diptych.cca._saved import KIND, AWCCAConfig, pack_model, unpack_model
@@ -50,6 +48,7 @@ from diptych.cca._settings import (
     params_of_filters,
     scale_params,
 )
+from diptych.cca._sklearn import check_columns, describe_fit, find_names, label_vectors, name_components
 from diptych.cca._spectra import Solver, Spectra, moments_from_spectra, spectra_from_moments
 from diptych.cca._streaming import (
     ArrayBlocks,
@@ -685,7 +684,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return f"{estimator_html_repr(shown)}{describe_fit(self, computed)}"
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Return whether there are models."""
         return hasattr(self, "models_")
 
     def __sklearn_tags__(self) -> Tags:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import (
-    Array,
-    eigh_descending,
-    namespace,
-    svd,
-)
+from diptych._arrays import Array, eigh_descending, namespace, svd
 from diptych._checks import InputError, Task
 from diptych._threads import map_lapack, multiply, multiply_transposed
 from diptych.cca._filters import AnyFilter, TruncatedSVD
-from diptych.cca._polish import Polish
 from diptych.cca._spectra import Spectra
+
+if TYPE_CHECKING:
+    from diptych.cca._polish import Polish
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +57,11 @@ class CanonicalModel:
     train_correlations: Array | None = None
     validation_correlations: Array | None = None
     polish: Polish | None = None
+
+    @property
+    def epochs(self) -> int:
+        """The epochs of the polish; 0 if there is none."""
+        return 0 if self.polish is None else self.polish.epochs
 
 
 def keep_components(model: CanonicalModel, most: int) -> CanonicalModel:

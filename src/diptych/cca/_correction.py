@@ -42,7 +42,6 @@ class Correction(Schema, frozen=True):
     neighbours: int = 10
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_choice(self.kind, KINDS, "hubness")
         if not isinstance(self.strength, (int, float)) or not 0.0 <= self.strength < float("inf"):
             raise InputError(

@@ -12,7 +12,6 @@ import numpy as np
 from diptych._arrays import to_numpy
 from diptych._checks import TASKS, InputError, Task
 from diptych._persistence import Schema
-from diptych.cca._polish import epochs_of
 from diptych.cca.selection._grids import Path
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ class ModelDescription(Schema, frozen=True):
 
     @property
     def title(self) -> str:
-        """Return the model in one line."""
         if "preset" in self.params:
             return f"{self.kind}, preset {self.params['preset']}"
         filters = (f"{task} {' and '.join(self.filters[task])}" for task in TASKS)
@@ -112,7 +110,7 @@ def describe_model(model: AWCCA) -> ModelDescription:
         values = getattr(models[task], name)
         return None if values is None else [round(float(v), 6) for v in values[:SHOWN_CORRELATIONS]]
 
-    epochs = {task: epochs_of(models[task].polish) for task in TASKS}
+    epochs = {task: models[task].epochs for task in TASKS}
     names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
     polished = {f"{task} model": describe_polish(n) for task, n in epochs.items() if n}
     kinds = ("correlations", "train_correlations", "validation_correlations")

@@ -25,28 +25,13 @@ from diptych._checks import (
 )
 from diptych._devices import copy_to_device
 from diptych._progress import progress_bar
-from diptych.cca._canonical import (
-    CanonicalModel,
-    forced_ones,
-    regularized_cca,
-)
-from diptych.cca._filters import (
-    Filters,
-    custom_filter,
-    make_filters,
-    shrinkage_gammas,
-)
+from diptych.cca._canonical import CanonicalModel, forced_ones, regularized_cca
+from diptych.cca._filters import Filters, custom_filter, make_filters, shrinkage_gammas
 from diptych.cca._models import ChosenPoint, ValidationPairs
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
-from diptych.cca._polishing import Training, polish_point
+from diptych.cca._polish import Training, polish_point
 from diptych.cca._settings import ByTask, Selection, params_by_task, scale_params
-from diptych.cca._spectra import (
-    Spectra,
-    check_some_weight,
-    resolve_solver,
-    spectra,
-    spectra_from_moments,
-)
+from diptych.cca._spectra import Spectra, check_some_weight, resolve_solver, spectra, spectra_from_moments
 from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, PairBlock, Preparation, sum_blocks
 from diptych.cca._weighting import normalize
 from diptych.cca.selection._grids import Kind, Path, hold_out, holdout_size, make_grid
@@ -107,7 +92,6 @@ class Fit:
         return self.fit_moments(self._sum(blocks), validation)
 
     def fit_moments(self, moments: Moments, validation: tuple[Any, ...] | None) -> FitResult:
-        """Fit the moments of pairs."""
         self._check_selectable(validation, "moments contain no pairs")
         if moments.count < 2:
             raise InputError(f"found {moments.count} pair(s); a correlation needs at least two.")
@@ -150,16 +134,13 @@ class Fit:
             x, y, pairing = self._prepare((x, y, pairing))
             weights = check_sample_weight(weights, y)  # on the device, too
         if substitute is not None:
-            whole = self._decompose(x, y, pairing, weights)
+            whole = self._decompose(x, y, pairing, weights, in_memory)
             params, path = self._select_without_validation(whole, x, y, pairing, weights, substitute)
             return self.make_result(whole, Chosen(params, self._fixed_dimensions(), path))
         how = ("none", "none") if in_memory else (str(settings.normalize[0]), str(settings.normalize[1]))
         training = Training(x, y, pairing, how) if settings.polish else None
         if not self._selects() or validation is not None:
-            if in_memory:
-                whole = self._decompose(x, y, pairing, weights)
-            else:
-                whole = self._spectra(self._sum(self._blocks(x, y, pairing, weights)))
+            whole = self._decompose(x, y, pairing, weights, in_memory)
             return self._select(whole, validation, training)
         return self._select_on_held_out(x, y, pairing, weights, in_memory, training)
 
@@ -178,8 +159,8 @@ class Fit:
         pairs = x[held.x, :], y[held.y, :], held.pairing
         kept, left = (None if weights is None else weights[rows.y] for rows in (train, held))
         if in_memory:
-            part = self._decompose(x[train.x, :], y[train.y, :], train.pairing, kept)
-            whole = self._decompose(x, y, pairing, weights)
+            part = self._decompose(x[train.x, :], y[train.y, :], train.pairing, kept, in_memory)
+            whole = self._decompose(x, y, pairing, weights, in_memory)
         else:
             moments = self._sum(self._blocks(x, y, pairing, weights, train.y))
             pairs = self._prepare(pairs)
@@ -320,9 +301,12 @@ class Fit:
             )
         return {task: path.params(task) for task in TASKS}, path
 
-    def _decompose(self, x: Array, y: Array, pairing: Array, weights: Array | None) -> Spectra:
-        if self.engine is not None:
-            return self._spectra(self._sum(self._blocks(x, y, pairing, weights), normalized=True))
+    def _decompose(
+        self, x: Array, y: Array, pairing: Array, weights: Array | None, in_memory: bool
+    ) -> Spectra:
+        """Return the spectra of views, which are normalised already where they are ``in_memory``."""
+        if self.engine is not None or not in_memory:
+            return self._spectra(self._sum(self._blocks(x, y, pairing, weights), normalized=in_memory))
         solver, precision = self.settings.solver, self.settings.precision
         with progress_bar("decomposing"):
             return spectra(x, y, pairing, solver=solver, precision=precision, sample_weight=weights)

@@ -136,13 +136,11 @@ class Models(Mapping[Task, CanonicalModel]):
         return {task: model for task, model in self.computed.items() if model.polish is not None}
 
     def __getitem__(self, task: Task) -> CanonicalModel:
-        """Return the model of a task."""
         if task not in self.computed and task in self.filters:
             self._make([task])
         return self.computed[task]
 
     def __iter__(self) -> Iterator[Task]:
-        """Iterate over the tasks."""
         return iter(TASKS)
 
     def __contains__(self, task: object) -> bool:
@@ -150,7 +148,6 @@ class Models(Mapping[Task, CanonicalModel]):
         return task in TASKS
 
     def __len__(self) -> int:
-        """Return the number of tasks."""
         return len(TASKS)
 
     def items(self) -> ItemsView[Task, CanonicalModel]:
@@ -185,7 +182,6 @@ class Models(Mapping[Task, CanonicalModel]):
         return {**vars(self), "computed": computed, "_points": points, "_device": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled copy."""
         self.__dict__.update(state)
         self._lock = threading.Lock()
 

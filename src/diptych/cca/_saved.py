@@ -16,7 +16,7 @@ from diptych.cca._canonical import CanonicalModel
 from diptych.cca._description import check_path, without_filter
 from diptych.cca._filters import AnyFilter, CustomFilter, SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._models import Models
-from diptych.cca._polish import epochs_of, take_polish
+from diptych.cca._polish import take_polish
 from diptych.cca._settings import check_settings
 from diptych.cca._spectra import Spectra
 from diptych.cca.selection._grids import Path
@@ -41,18 +41,15 @@ class FilterConfig(Schema, frozen=True):
     per_pair: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no filter."""
         self.unpack()
 
     @classmethod
     def pack(cls, chosen: AnyFilter) -> FilterConfig:
-        """Return the config of a filter."""
         if isinstance(chosen, CustomFilter):
             return cls("custom", chosen.parameter, chosen.filter.name, chosen.filter.per_pair)
         return cls("tikhonov", chosen.gamma) if isinstance(chosen, Tikhonov) else cls("tsvd", chosen.k)
 
     def unpack(self) -> AnyFilter:
-        """Return the filter."""
         if self.kind == "custom":
             # The name is for people: nothing is looked up or run by it.
             return CustomFilter(SpectralFilter(None, name=self.name, per_pair=self.per_pair), self.parameter)
@@ -89,12 +86,10 @@ class ParamsConfig(Schema, frozen=True):
     polish: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that AWCCA refuses."""
         check_settings(SimpleNamespace(**self.unpack()))
 
     @classmethod
     def pack(cls, model: AWCCA) -> ParamsConfig:
-        """Return the config of a model's parameters."""
         params: dict[str, Any] = {name: getattr(model, name) for name in cls.__struct_fields__}
         unsaved = [name for name in ("filter", "metric") if not isinstance(params[name], str)]
         return cls(**params | dict.fromkeys(unsaved))
@@ -153,7 +148,7 @@ def pack_model(model: AWCCA, spectra: Spectra | None = None) -> tuple[AWCCAConfi
                 arrays |= {"polish_x": of_task.polish.x, "polish_y": of_task.polish.y}
         tensors |= {f"{task}.{name}": to_numpy(part) for name, part in arrays.items() if part is not None}
         filters = FilterConfig.pack(of_task.filter_x), FilterConfig.pack(of_task.filter_y)
-        models[task] = ModelConfig(first, *filters, epochs_of(of_task.polish))
+        models[task] = ModelConfig(first, *filters, of_task.epochs)
     numbers = None
     if spectra is not None and spectra.is_dense:
         numbers = SpectraConfig(spectra.count, spectra.resolution, spectra.weight)

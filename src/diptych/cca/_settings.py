@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from diptych._checks import (
-    TASKS,
-    InputError,
-    Task,
-    check_choice,
-    check_count,
-    check_seed,
-    check_similarity,
-)
+from diptych._checks import TASKS, InputError, Task, check_choice, check_count, check_seed, check_similarity
 from diptych.cca._filters import (
     SHRINKAGES,
     AnyFilter,

@@ -47,12 +47,10 @@ def shift_full_columns(view: Array, shift: Array) -> tuple[Array, Array]:
 
 
 def row_of_entries(view: Array) -> Array:
-    """Return the row of each stored entry of a sparse view."""
     return np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))
 
 
 def scale_rows(view: Array, factors: Array) -> Array:
-    """Return a sparse view with its rows multiplied by ``factors``."""
     return replace_entries(view, view.data * np.repeat(factors, np.diff(view.indptr)))
 
 
@@ -100,7 +98,6 @@ class SparseVectors:
 
     @property
     def dtype(self) -> Any:
-        """The type of the numbers."""
         return self.left.dtype
 
     ndim = 2

@@ -147,7 +147,6 @@ def spectra(
 
 
 def check_some_weight(weights: Array | None) -> None:
-    """Raise an error if every weight is 0."""
     if weights is not None and not bool(namespace(weights).any(weights > 0)):
         raise InputError("every sample weight is zero, so no pair is left; give some a weight above zero.")
 

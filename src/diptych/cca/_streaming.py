@@ -246,7 +246,6 @@ class Checkpoint:
         return moments, int(blocks)
 
     def is_due(self) -> bool:
-        """Return whether it is time to write again."""
         return time.monotonic() - self._last_write >= self.every
 
     def write(self, moments: Moments, blocks: int) -> None:
@@ -284,7 +283,8 @@ def sum_blocks(
     if engine is None:
         sums = prepare.add(rest, total, done)
     else:
-        sums = _sum_on_engine(rest, prepare, total, engine, checkpoint)
+        at_once = None if checkpoint is None else BLOCKS_PER_CHECKPOINT
+        sums = _sum_on_engine(rest, prepare, total, engine, at_once)
     for total, added in sums:
         done += added
         if count:
@@ -304,15 +304,10 @@ def _sum_on_engine(
     prepare: Preparation,
     total: Moments | None,
     engine: Engine,
-    checkpoint: Checkpoint | None,
+    at_once: int | None,
 ) -> Iterator[tuple[Moments, int]]:
-    if checkpoint is None:
-        everything = blocks if isinstance(blocks, Sequence) else list(blocks)
-        if everything:
-            yield engine.reduce(add, engine.map(prepare.moments, everything)), len(everything)
-        return
     waiting = iter(blocks)
-    while part := list(islice(waiting, BLOCKS_PER_CHECKPOINT)):
+    while part := list(islice(waiting, at_once)):
         moments = engine.reduce(add, engine.map(prepare.moments, part))
         total = moments if total is None else total + moments
         yield total, len(part)

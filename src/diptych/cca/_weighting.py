@@ -60,8 +60,13 @@ Weighting: TypeAlias = (
     Literal["asymmetric", "search-generation", "symmetric", "none", "residual"] | tuple[float, float]
 )
 
-NAMES = ("asymmetric", "search-generation", "symmetric", "none")
-"""The weightings that are powers of Σ."""
+POWERS = {
+    "asymmetric": ((1.0, 0.0), (0.0, 1.0)),
+    "search-generation": ((0.0, 1.0), (1.0, 0.0)),
+    "symmetric": ((1.0, 1.0), (1.0, 1.0)),
+    "none": ((0.0, 0.0), (0.0, 0.0)),
+}
+"""The powers of Σ on X and on Y, for search and for annotate."""
 
 RESIDUAL_FLOOR = 1e-3
 """Lower limit of 1 − σ² in the residual weighting, so that no component outweighs all others."""
@@ -87,19 +92,14 @@ def powers(weighting: Weighting, task: str) -> tuple[float, float]:
     (0.0, 1.0)
     """
     check_task(task)
-    if isinstance(weighting, str):
-        if weighting == "asymmetric":
-            return (1.0, 0.0) if task == "search" else (0.0, 1.0)
-        if weighting == "search-generation":
-            return (0.0, 1.0) if task == "search" else (1.0, 0.0)
-        if weighting in ("symmetric", "none"):
-            return (1.0, 1.0) if weighting == "symmetric" else (0.0, 0.0)
-    elif isinstance(weighting, (tuple, list)) and len(weighting) == 2:
+    if isinstance(weighting, str) and weighting in POWERS:
+        return POWERS[weighting][task == "annotate"]
+    if isinstance(weighting, (tuple, list)) and len(weighting) == 2:
         a, b = (check_number(power, "a power of Σ") for power in weighting)
         if 0.0 <= a < float("inf") and 0.0 <= b < float("inf"):
             return a, b
     raise InputError(
-        f"weighting={weighting!r} is unknown; choose one of {', '.join(map(repr, NAMES))}, 'residual', or a "
+        f"weighting={weighting!r} is unknown; choose one of {', '.join(map(repr, POWERS))}, 'residual', or a "
         "pair of powers of Σ, 0 or above, for X and for Y."
     )
 

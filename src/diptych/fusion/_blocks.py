@@ -51,7 +51,6 @@ class Block:
     pieces: int = 1
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         if not self.candidates:
             raise InputError("a block needs at least one normalisation; name one.")
         for name in self.candidates:
@@ -61,7 +60,6 @@ class Block:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The normalisations to choose from."""
         return (self.normalize,) if isinstance(self.normalize, str) else tuple(self.normalize)
 
 
@@ -110,15 +108,12 @@ class JointMoments:
     _axes: dict[tuple[int, tuple[str, ...]], Axes] = field(default_factory=dict)
 
     def __add__(self, other: JointMoments) -> JointMoments:
-        """Return the moments of the pairs of both."""
         return JointMoments(self.moments + other.moments, self.widths)
 
     def take(self, x: tuple[str, ...], y: tuple[str, ...]) -> Moments:
-        """Return the moments of some blocks of X and of Y."""
         return self.moments.take(self._columns(0, x), self._columns(1, y))
 
     def spectra(self, x: tuple[str, ...], y: tuple[str, ...]) -> Spectra:
-        """Return the spectra of some blocks of X and of Y."""
         part = self.take(x, y)
         for at, names, gram, view in ((0, x, part.xx, "X"), (1, y, part.yy, "Y")):
             if (at, names) not in self._axes:
@@ -156,7 +151,6 @@ def count_rows(blocks: Blocks) -> int:
 
 
 def take_rows(blocks: Blocks, rows: Any) -> Blocks:
-    """Return some rows of every block."""
     return {name: features[rows] for name, features in blocks.items()}
 
 
@@ -210,10 +204,6 @@ def unit_key(name: str) -> str:
 
 def apply_geometry(side: Side, blocks: Blocks, unit: Collection[str] = ()) -> Blocks:
     """Return blocks as the models take them; those named in ``unit`` also as an identity part takes them."""
-    if missing := [name for name in side if name not in blocks]:
-        raise InputError(
-            f"the blocks {missing} are missing; give every block that the model was fitted with."
-        )
     shaped = {name: geometry.apply(blocks[name]) for name, geometry in side.items()}
     names = [name for name in side if name in unit]
     return shaped | {unit_key(name): np.asarray(to_unit_length(blocks[name])) for name in names}

@@ -32,15 +32,7 @@ from diptych.fusion._blocks import (
     sum_pairs,
 )
 from diptych.fusion._hubness import Evaluator, PartScores, choose_correction
-from diptych.fusion._members import (
-    AnyPart,
-    FittedPart,
-    IdentityPart,
-    LinearMaps,
-    Part,
-    Use,
-    project_pairs,
-)
+from diptych.fusion._members import AnyPart, FittedPart, IdentityPart, LinearMaps, Part, Use, project_pairs
 from diptych.ranking import metric, ranks
 
 COARSE = 8

@@ -22,15 +22,7 @@ from diptych._progress import progress_bar
 from diptych.cca import Moments
 from diptych.cca._correction import Correction, Hubness
 from diptych.cca._polish import COMPONENTS, polish_for
-from diptych.fusion._blocks import (
-    Blocks,
-    JointMoments,
-    Pairs,
-    Side,
-    count_rows,
-    sample_items,
-    take_rows,
-)
+from diptych.fusion._blocks import Blocks, JointMoments, Pairs, Side, count_rows, sample_items, take_rows
 from diptych.fusion._choosing import (
     BlockReport,
     Choice,

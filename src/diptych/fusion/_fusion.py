@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
@@ -424,12 +425,7 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
     def describe(self) -> ModelDescription:
         """Return what people want to know of the fitted model, as plain data."""
         check_is_fitted(self)
-        recall: Any = self.selection_.tasks
-        corrections = {}
-        for task, hubness in self.hubness_.items():
-            kind, strength = hubness.correction.kind, hubness.correction.strength
-            neighbours, gated = hubness.correction.neighbours, hubness.gate is not None
-            corrections[task] = CorrectionDescription(kind, strength, neighbours, gated)
+        reports = self.selection_.tasks
         return ModelDescription(
             "Fusion",
             {
@@ -440,9 +436,12 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
             {"preset": self.preset},
             "fusion",
             parts={task: describe_members(members) for task, members in self.members_.items()},
-            corrections=corrections,
-            metric="r@1" if recall else None,
-            best={task: float(recall[task].recall["r@1"]) for task in recall},
+            corrections={
+                task: CorrectionDescription(**msgspec.structs.asdict(h.correction), gated=h.gate is not None)
+                for task, h in self.hubness_.items()
+            },
+            metric="r@1" if reports else None,
+            best={task: report.recall["r@1"] for task, report in reports.items()},
         )
 
     @classmethod
@@ -521,7 +520,6 @@ class Fusion(BaseEstimator):  # type: ignore[misc]
         return train, held_out, f"{description} (random_state={self.random_state})"
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Return whether there are models."""
         return hasattr(self, "members_")
 
     def _set_models(self, models: FusedModels) -> None:

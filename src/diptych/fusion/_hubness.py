@@ -115,7 +115,6 @@ class Evaluator:
         return np.asarray(np.mean([100.0 * (ranks <= k) for k in (1, 5, 10)], axis=0))
 
     def recall(self, scores: Floats) -> dict[str, float]:
-        """Return r@1, r@5 and r@10."""
         ranks = self.ranks(scores)
         return {f"r@{k}": recall_at_k(ranks, k) for k in (1, 5, 10)}
 

@@ -43,7 +43,6 @@ class Part(Schema, frozen=True):
     kind: Literal["awcca", "identity"] = "awcca"
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_choice(self.kind, ("awcca", "identity"), "kind")
         for view in ("x", "y"):
             names = tuple(getattr(self, view))
@@ -53,7 +52,6 @@ class Part(Schema, frozen=True):
             msgspec.structs.force_setattr(self, view, names)
 
     def __str__(self) -> str:
-        """Return the blocks, for tables."""
         return f"{' + '.join(self.x)} × {' + '.join(self.y)}"
 
     def features(self, blocks: Blocks, view: str) -> Floats:
@@ -67,15 +65,12 @@ class Part(Schema, frozen=True):
         return (unit_key(names[0]),) if self.kind == "identity" else names
 
     def moments(self, joint: JointMoments) -> Moments:
-        """Return the moments of what the model sees."""
         return joint.take(self.columns("x"), self.columns("y"))
 
     def spectra(self, joint: JointMoments) -> Spectra:
-        """Return the spectra of what the model sees."""
         return joint.spectra(self.columns("x"), self.columns("y"))
 
     def views(self, pairs: Pairs) -> tuple[Floats, Floats]:
-        """Return the features that the model sees of both views."""
         return self.features(pairs[0], "x"), self.features(pairs[1], "y")
 
 
@@ -101,11 +96,9 @@ class LinearMaps:
     y_map: Floats
 
     def mean(self, view: str) -> Floats:
-        """Return the mean of ``"x"`` or ``"y"``."""
         return self.x_mean if view == "x" else self.y_mean
 
     def map(self, view: str) -> Floats:
-        """Return the map of ``"x"`` or ``"y"``."""
         return self.x_map if view == "x" else self.y_map
 
     def keep(self, most: int) -> LinearMaps:
@@ -143,7 +136,6 @@ class Member:
 
     @property
     def dimension(self) -> int:
-        """The length of its vectors."""
         return int(self.linear.x_map.shape[1])
 
 
@@ -207,7 +199,6 @@ def make_gate(members: Sequence[Member], view: str, joint: JointMoments, limits:
 
 
 def embed_members(members: Sequence[Member], blocks: Blocks, view: str) -> Floats:
-    """Return the unit vectors of all members side by side."""
     vectors = [member.linear.embed(member.part.features(blocks, view), view) for member in members]
     return np.concatenate(vectors, axis=1)
 
@@ -287,7 +278,6 @@ class IdentityPart:
 
     @property
     def dimension(self) -> int:
-        """The width of both blocks."""
         return int(self.moments.x_mean.shape[0])
 
     def make_maps(

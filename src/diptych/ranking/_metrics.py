@@ -31,7 +31,6 @@ class Metric:
     cutoff: int | None = None
 
     def __call__(self, ranks: Array) -> float:
-        """Return the metric of ``ranks``."""
         return self.function(ranks)
 
     def signed(self, value: float) -> float:
@@ -159,7 +158,7 @@ def ndcg_at_k(pair_ranks: Array, queries: Array | None = None, k: int = 10) -> f
     53.27
     """
     _count(pair_ranks)
-    return 100.0 * float(np.mean(_query_ndcg(*_group_by_query(pair_ranks, queries), k)))
+    return 100.0 * float(np.mean(_query_ndcg(*_sort_by_query(pair_ranks, queries)[1:], k)))
 
 
 def map_at_r(pair_ranks: Array, queries: Array | None = None) -> float:
@@ -179,7 +178,7 @@ def map_at_r(pair_ranks: Array, queries: Array | None = None) -> float:
     75.0
     """
     _count(pair_ranks)
-    return 100.0 * float(np.mean(_query_precision(*_group_by_query(pair_ranks, queries))))
+    return 100.0 * float(np.mean(_query_precision(*_sort_by_query(pair_ranks, queries)[1:])))
 
 
 def retrieval_scores(
@@ -212,7 +211,7 @@ def retrieval_scores(
 
 def summarize_pairs(pair_ranks: Array, queries: Array | None = None) -> dict[str, float]:
     """Return the metrics of ``retrieval_scores``, given the places of all right items and their queries."""
-    places, groups = _group_by_query(pair_ranks, queries)
+    _, places, groups = _sort_by_query(pair_ranks, queries)
     ranks = places[number_in_group(groups) == 0]
     return summary(ranks) | {
         "mrr": mean_reciprocal_rank(ranks),
@@ -296,11 +295,6 @@ def _sort_by_query(pair_ranks: Array, queries: Array | None) -> tuple[Vector, Ve
         raise InputError(f"got {len(groups)} queries for {count(len(places), 'place')}; pass one for each.")
     order = np.lexsort((places, groups))
     return order, places[order], groups[order]
-
-
-def _group_by_query(pair_ranks: Array, queries: Array | None) -> tuple[Vector, Vector]:
-    """Return places and queries in NumPy, sorted by query and then by place."""
-    return _sort_by_query(pair_ranks, queries)[1:]
 
 
 def _query_ndcg(places: Vector, groups: Vector, k: int) -> Vector:

@@ -14,7 +14,7 @@ from diptych._checks import InputError, Task, check_task
 from diptych.cca import AWCCA, CanonicalModel, Spectra
 from diptych.cca._canonical import keep_components
 from diptych.cca._sparse import SparseVectors, multiply_any
-from diptych.stats._pairs import COMPONENTS, count_components, names_of
+from diptych.stats._pairs import COMPONENTS, count_components, name_features
 from diptych.stats._tables import component_frame, feature_frame, format_table, make_labels
 
 _TABLES = {
@@ -154,8 +154,7 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     if n_components is not None:
         most = int(canonical.correlations.shape[0])
         canonical = keep_components(canonical, count_components(n_components, most))
-    names = names_of(model, "feature_names_in_"), names_of(model, "y_feature_names_in_")
-    return make_loadings(spectra, canonical, *names)
+    return make_loadings(spectra, canonical, *name_features(model, {}))
 
 
 def make_loadings(

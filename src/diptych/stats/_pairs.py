@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import add
@@ -30,6 +30,7 @@ from diptych._threads import map_parallel
 from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._settings import params_by_task
+from diptych.cca._sklearn import find_names
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
@@ -77,8 +78,7 @@ def prepare_pairs(
         raise InputError(
             f"{type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
         )
-    names_x = feature_names(X) or names_of(model, "feature_names_in_")
-    names_y = feature_names(y) or names_of(model, "y_feature_names_in_")
+    names_x, names_y = name_features(model, find_names(X, y))
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
@@ -116,19 +116,12 @@ def make_seed(random_state: int | None) -> int:
     return secrets.randbits(128) if random_state is None else random_state
 
 
-def feature_names(view: Any) -> list[str] | None:
-    """Return the names of the columns of a data frame; None if they are not all strings, or for an array."""
-    columns = getattr(view, "columns", None)
-    if columns is None and hasattr(view, "to_frame") and isinstance(getattr(view, "name", None), str):
-        columns = [view.name]  # a column of a data frame
-    names = None if columns is None else list(columns)
-    return names if names and all(isinstance(name, str) for name in names) else None
-
-
-def names_of(model: Any, attribute: str) -> list[str] | None:
-    """Return the names of features that a model was fitted on."""
-    names = getattr(model, attribute, None)
-    return None if names is None else [str(name) for name in names]
+def name_features(model: Any, names: Mapping[str, Any]) -> list[list[str] | None]:
+    """Return the ``names`` of the features of X and of Y, or else those that a model was fitted on."""
+    labels = (
+        names.get(key, getattr(model, key, None)) for key in ("feature_names_in_", "y_feature_names_in_")
+    )
+    return [None if columns is None else [str(name) for name in columns] for columns in labels]
 
 
 HALVINGS = 6

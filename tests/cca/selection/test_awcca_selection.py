@@ -47,30 +47,23 @@ def test_guided_takes_gamma_from_the_truncated_svd(pairs):
     assert hard.models_["search"].filter_x == TruncatedSVD(k_x)
     guided = AWCCA("guided", grid=6).fit(*training, validation=validation)
     assert guided.path_.params("search") == (k_x, k_y)
-    gamma = float(guided.spectra_.s_x[k_x - 1] ** 2)
-    assert guided.models_["search"].filter_x.gamma == pytest.approx(gamma)
+    for model in (guided, AWCCA("guided", grid=5).fit(*training)):  # the spectra are those of all pairs
+        k_x, _ = model.path_.params("search")
+        gamma = float(model.spectra_.s_x[k_x - 1] ** 2)
+        assert model.models_["search"].filter_x.gamma == pytest.approx(gamma)
 
 
-def test_guided_reads_gamma_from_the_spectra_of_all_pairs(pairs):
-    training, _ = pairs
-    model = AWCCA("guided", grid=5).fit(*training)
-    k_x, _ = model.path_.params("annotate")
-    assert model.models_["annotate"].filter_x.gamma == pytest.approx(float(model.spectra_.s_x[k_x - 1] ** 2))
-
-
-@pytest.mark.parametrize("weighting", ["none", "symmetric", (0.5, 0.5)])
-def test_other_weightings_take_the_textbook_route(pairs, weighting):
+@pytest.mark.parametrize(
+    "options",
+    [{"weighting": "none"}, {"weighting": "symmetric"}, {"weighting": (0.5, 0.5)}, {"n_components": 3}],
+)
+def test_other_weightings_and_fewer_components_take_the_textbook_route(pairs, options):
     training, validation = pairs
-    model = AWCCA(grid=4, weighting=weighting).fit(*training, validation=validation)
+    model = AWCCA(grid=4, **options).fit(*training, validation=validation)
     assert model.path_.route == "textbook"
-    assert model.score(*validation, task="search") == model.path_.best("search")
-
-
-def test_fewer_components_take_the_textbook_route(pairs):
-    training, validation = pairs
-    model = AWCCA(grid=4, n_components=3).fit(*training, validation=validation)
-    assert model.transform(validation[0]).shape[1] == 3
-    assert model.score(*validation, task="annotate") == model.path_.best("annotate")
+    assert model.transform(validation[0]).shape[1] == options.get("n_components", 11)
+    for task in ("search", "annotate"):
+        assert model.score(*validation, task=task) == model.path_.best(task)
 
 
 def test_auto_chooses_the_dimension_on_validation():

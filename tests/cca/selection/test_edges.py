@@ -53,34 +53,24 @@ def test_an_automatic_grid_is_extended_until_the_best_point_is_inside():
     assert extended >= 3
 
 
-@pytest.mark.parametrize("route", ["screened", "exact", "textbook"])
 @pytest.mark.parametrize("kind", ["tikhonov", "tsvd"])
-def test_an_extended_grid_has_the_scores_of_the_whole(kind, route):
-    pairs = few_pairs(1, n=60, p=90)
-    training, validation = pairs
+def test_every_route_extends_alike_and_has_the_scores_of_the_whole_grid(kind):
+    training, validation = few_pairs(1, n=60, p=90)
     fitted = spectra(*training)
     problem = make_problem(fitted, validation)
-    grid = make_grid(kind, ("rank", 5), fitted)
-    ours = regularization_path(problem, fitted, grid, metric("r@1"), extend=True, route=route)
-    assert any(ours.extended["x"] + ours.extended["y"])
-    whole = regularization_path(problem, fitted, ours.grid, metric("r@1"), route=route)
-    for task in TASKS:
-        both = ours.exact[task] & whole.exact[task]
-        np.testing.assert_array_equal(
-            ours.scores[task]["r@1"][both], whole.scores[task]["r@1"][both], err_msg=task
-        )
-        assert ours.best(task) == whole.best(task)
-        assert (ours.scores[task]["r@1"][~ours.exact[task]] <= ours.best(task)).all()
-
-
-def test_every_route_extends_alike():
-    pairs = few_pairs(2, n=80, p=160)
-    paths = []
+    grid, paths = make_grid(kind, ("rank", 5), fitted), []
     for route in ("screened", "exact", "textbook"):
-        fitted = spectra(*pairs[0])
-        problem = make_problem(fitted, pairs[1])
-        grid = make_grid("tikhonov", 6, fitted)
-        paths.append(regularization_path(problem, fitted, grid, metric("r@1"), extend=True, route=route))
+        ours = regularization_path(problem, fitted, grid, metric("r@1"), extend=True, route=route)
+        assert any(ours.extended["x"] + ours.extended["y"])
+        whole = regularization_path(problem, fitted, ours.grid, metric("r@1"), route=route)
+        for task in TASKS:
+            both = ours.exact[task] & whole.exact[task]
+            np.testing.assert_array_equal(
+                ours.scores[task]["r@1"][both], whole.scores[task]["r@1"][both], err_msg=task
+            )
+            assert ours.best(task) == whole.best(task)
+            assert (ours.scores[task]["r@1"][~ours.exact[task]] <= ours.best(task)).all()
+        paths.append(ours)
     for path in paths[1:]:
         assert path.extended == paths[0].extended
         assert path.choice == paths[0].choice

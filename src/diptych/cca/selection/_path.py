@@ -235,7 +235,6 @@ class RowScorer:
         return cls(host, (x, y), norms, weighting, n_components)
 
     def __call__(self, i: int) -> list[Point]:
-        """Return the points of row ``i``."""
         row = Weights.of(self.weights[0].rows[i : i + 1], self.problem.a)
         if self.norms is not None:
             points = exact_points(self.problem, (row, self.weights[1]), self.norms[i : i + 1])
