@@ -345,8 +345,6 @@ def test_a_pooling_that_fastembed_cannot_do_is_refused(tmp_path, modules, poolin
 def test_options_without_effect_are_refused(cached):
     with pytest.raises(InputError, match="their own preprocessing; leave the recipe out"):
         image_encoder(f"fastembed:{VISION}", "clip-224")
-    with pytest.raises(InputError, match="weights= needs"):
-        image_encoder(f"fastembed:{VISION}", weights="weights.safetensors")
     with pytest.raises(InputError, match="one str"):
         sentence_encoder(f"fastembed:{TEXT}").encode("a dog")
 
