@@ -351,10 +351,10 @@ def test_options_without_effect_are_refused(cached):
 
 def test_models_are_listed_with_dimension_size_and_licence():
     for view, name, dimension in (("image", VISION, 512), ("text", "BAAI/bge-small-en-v1.5", 384)):
-        model = next(model for model in list_fastembed_models(view) if model.name == name)
-        assert (model.view, model.dimension, model.licence) == (view, dimension, "mit")
-        assert 0 < model.gigabytes < 1
-        assert model.description
+        model = next(model for model in list_fastembed_models(view) if model["model"] == name)
+        assert (model["dim"], model["license"]) == (dimension, "mit")
+        assert 0 < model["size_in_GB"] < 1
+        assert model["description"]
 
 
 def test_missing_fastembed_is_named_with_its_install_command(monkeypatch):

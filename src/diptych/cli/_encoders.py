@@ -144,8 +144,8 @@ def _list_all() -> list[Recommendation]:
 
     return [
         Recommendation(
-            *(view, model.description, FASTEMBED + model.name),
-            *(model.dimension, model.gigabytes, model.licence),
+            *(view, model["description"], FASTEMBED + model["model"]),
+            *(model["dim"], model["size_in_GB"], model["license"]),
         )
         for view in VIEWS
         for model in list_fastembed_models(view)
