@@ -169,12 +169,6 @@ def test_wrong_arguments_of_hkse_dimensions_are_refused(arguments, message):
 # Random Fourier features
 
 
-def test_random_features_follow_the_formula_of_the_paper(rng):
-    x, w, b = rng.normal(size=(5, 3)), rng.normal(size=(3, 8)), rng.uniform(0, 6, size=8)
-    expected = [[np.sqrt(2 / 8) * np.cos(w[:, j] @ a + b[j]) for j in range(8)] for a in x]
-    np.testing.assert_allclose(fourier_features(x, w, b), expected, atol=1e-12)
-
-
 def test_frequencies_and_phases_have_the_stated_distributions(rng):
     weights, offsets = draw_fourier(300, 2000, 0.25, rng)
     assert weights.dtype == offsets.dtype == np.float32
@@ -209,14 +203,6 @@ def test_the_error_falls_like_one_over_root_m(rng):
 
     errors = [np.sqrt(np.mean([(gram(m, seed) - exact) ** 2 for seed in range(8)])) for m in sizes]
     assert -0.56 < np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -0.44
-
-
-@given(st.floats(0.01, 100))
-def test_the_median_scales_as_a_distance(scale):
-    x = np.random.default_rng(3).normal(size=(30, 4))
-    assert median_gamma(scale * x, make_generator(0)) == pytest.approx(
-        median_gamma(x, make_generator(0)) / scale**2
-    )
 
 
 def test_the_median_is_over_pairs_of_different_rows():
