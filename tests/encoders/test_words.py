@@ -2,12 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych import InputError
 from diptych.encoders import tokenize
 from diptych.encoders._words import (
-    Corpus,
     find_ignored_words,
-    split_texts,
 )
 
 
@@ -88,31 +85,4 @@ def test_ascii_texts_give_the_same_words_as_other_texts(text):
     assert tokenize(text) == tokenize(text + " é")[:-1]
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ("a dog", "one str"),
-        (7, "int"),
-        (["a dog", None], r"texts\[1\] is a NoneType"),
-        (["a dog", float("nan")], r"texts\[1\] is a float"),
-        ([["a", 3]], r"texts\[0\] is a list"),
-        ([b"a dog"], r"texts\[0\] is a bytes"),
-    ],
-)
-def test_an_item_that_is_not_a_text_is_refused_with_its_position(texts, message):
-    with pytest.raises(InputError, match=message):
-        list(split_texts(texts))
-
-
 texts = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=6), min_size=1, max_size=8)
-
-
-@given(texts, st.sets(st.sampled_from("abcdefgh")))
-def test_coverage_counts_known_and_unknown_words(words, known):
-    report = Corpus.of(words).coverage(dict.fromkeys(known, 0))
-    tokens = [word for text in words for word in text]
-    assert report.tokens == len(tokens)
-    assert report.unknown_tokens == sum(word not in known for word in tokens)
-    assert report.known_words == len(set(tokens) & known)
-    assert report.texts_without_known_word == sum(not set(text) & known for text in words)
-    assert all(word not in known for word, _ in report.most_frequent_unknown)
