@@ -20,8 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +37,7 @@ from measuring import (
     read_features,
     read_memory,
     record,
+    run_alone,
     split_flickr8k,
     time_call,
 )
@@ -452,11 +451,7 @@ def measure_model(hkse: HKSE, captions: list[str], folder: Path) -> dict[str, ob
 
 
 def measure_speed() -> None:
-    results = {}
-    for part in ("trick", "stream"):
-        out = subprocess.run([sys.executable, __file__, part], check=True, stdout=subprocess.PIPE, text=True)
-        results[part] = json.loads(out.stdout.splitlines()[-1])
-    trick, streamed = results["trick"], results["stream"]
+    trick, streamed = run_alone("trick"), run_alone("stream")
     names = ("once per vocabulary entry", "token by token, blocked")
     rows = [
         {

@@ -249,6 +249,14 @@ def measure_fastest(function: Callable[[], Any], times: int = 5) -> float:
     return min(time_call(function)[0] for _ in range(times))
 
 
+def run_alone(*arguments: object, **environment: str) -> Any:
+    """Run this benchmark in a process of its own, and return the last line that it prints, which is JSON."""
+    command = [sys.executable, sys.argv[0], *map(str, arguments)]
+    environment = {**os.environ, **environment}
+    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(output.splitlines()[-1])
+
+
 def read_memory(line: str = "VmHWM") -> float:
     """Return ``VmRSS`` (resident now) or ``VmHWM`` (its peak) of this process in MiB, as Linux counts it."""
     with open("/proc/self/status") as status:
