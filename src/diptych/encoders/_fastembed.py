@@ -171,10 +171,9 @@ class FastembedFiles:
             loaded = _library(self.view)(self.model, lazy_load=True, **places)
             # fastembed calls this with the options of onnxruntime, few of which it lets its users set.
             loaded.model.add_extra_session_options = lambda options, _: set_session_options(options)
-            static = not hasattr(
-                loaded.model, "load_onnx_model"
-            )  # a table of word vectors, without a network
-            loaded.model.load_model() if static else loaded.model.load_onnx_model()
+            # A table of word vectors has no network.
+            load = getattr(loaded.model, "load_onnx_model", None) or loaded.model.load_model
+            load()
             return loaded
         except Exception as error:  # fastembed passes on what onnxruntime and others raise
             raise InputError(f"fastembed could not open {folder} ({error}).") from None
