@@ -18,7 +18,6 @@ from measuring import (
     RESULTS,
     TRAIN,
     VALIDATION,
-    check_committed,
     check_device,
     clock,
     find_word_vectors,
@@ -693,7 +692,6 @@ def list_readme_rows(rows: list[dict], config: dict) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--validation", action="store_true", help="report on validation; record nothing")
-    parser.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
     parser.add_argument("--curves", action="store_true", help="recall against the number of pairs")
     parser.add_argument("--readme", action="store_true", help="the rows of README.md")
     parser.add_argument("--only", default="", help="one group")
@@ -713,8 +711,7 @@ def main() -> None:
         for row in measure_cells(config, options).make_rows():
             print(row)
         return
-    committed = check_committed(CONFIGURATION, options.uncommitted)
-    with log_test_run(CONFIGURATION, committed) as logged:
+    with log_test_run(CONFIGURATION) as logged:
         logged += (rows := measure_cells(config, options).make_rows())
     if not options.readme:
         record("accuracy", merge_rows(rows, config), NOTE)

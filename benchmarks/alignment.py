@@ -16,7 +16,6 @@ from measuring import (
     RESULTS,
     TRAIN,
     VALIDATION,
-    check_committed,
     check_device,
     clock,
     hash_file,
@@ -722,7 +721,6 @@ def main() -> None:
     config = json.loads(CONFIGURATION.read_text("utf-8"))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--validation", action="store_true", help="report on validation; record nothing")
-    parser.add_argument("--uncommitted", action="store_true", help="go on, and say so in the log")
     parser.add_argument("--features", nargs="+", default=list(config["features"]), choices=config["features"])
     parser.add_argument("--sizes", type=int, nargs="+", default=config["sizes"], help="training images")
     parser.add_argument("--seeds", type=int, default=len(config["seeds"]), help="how many seeds")
@@ -738,7 +736,7 @@ def main() -> None:
         for row in (*rows, *make_short_rows(rows)):
             print(*row.values(), sep=" | ")
         return
-    with log_test_run(CONFIGURATION, check_committed(CONFIGURATION, options.uncommitted)) as logged:
+    with log_test_run(CONFIGURATION) as logged:
         lines = measure_missing(config, options)
         logged += (rows := make_rows(lines, config))
     if list_work(config, lines, parser.parse_args([])):

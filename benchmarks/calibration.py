@@ -16,7 +16,6 @@ from measuring import (
     RESULTS,
     TRAIN,
     VALIDATION,
-    check_committed,
     load_flickr8k,
     log_test_run,
     pin_threads,
@@ -229,8 +228,8 @@ def main() -> None:
     if options.validation:
         report(options, {})
         return
-    script, panels = Path(__file__).resolve(), {}
-    with log_test_run(script, check_committed(script, allowed=False)) as logged:
+    panels: dict = {}
+    with log_test_run(__file__) as logged:
         logged += (rows := report(options, panels))
     if options.everything:
         record("calibration_everything", rows, EVERYTHING)

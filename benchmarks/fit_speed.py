@@ -14,7 +14,6 @@ fits of the same view made dense, each in a process of its own.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 from measuring import (
@@ -24,6 +23,7 @@ from measuring import (
     read_memory,
     record,
     require,
+    run_alone,
     split_flickr8k,
     time_call,
 )
@@ -83,10 +83,7 @@ NAMES = {
 
 
 def main() -> None:
-    results = {}
-    for which in NAMES:
-        out = subprocess.run([sys.executable, __file__, which], check=True, stdout=subprocess.PIPE, text=True)
-        results[which] = json.loads(out.stdout.splitlines()[-1])
+    results = {which: run_alone(which) for which in NAMES}
     rows = [
         {
             "fit": name,
@@ -187,11 +184,7 @@ def measure_sparse() -> None:
     rows = []
     for shape, (height, width) in SPARSE.items():
         for share in SHARES:
-            made = {}
-            for how in ("sparse", "dense"):
-                call = [sys.executable, __file__, "--sparse", shape, str(share), how]
-                out = subprocess.run(call, check=True, stdout=subprocess.PIPE, text=True)
-                made[how] = json.loads(out.stdout.splitlines()[-1])
+            made = {how: run_alone("--sparse", shape, share, how) for how in ("sparse", "dense")}
             assert abs(made["sparse"]["first"] - made["dense"]["first"]) < 1e-8
             rows.append(
                 {

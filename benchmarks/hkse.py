@@ -20,8 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +27,6 @@ from tempfile import TemporaryDirectory
 from measuring import (
     CAPTIONS,
     TRAIN,
-    check_committed,
     clock,
     find_data,
     find_word_vectors,
@@ -40,6 +37,7 @@ from measuring import (
     read_features,
     read_memory,
     record,
+    run_alone,
     split_flickr8k,
     time_call,
 )
@@ -223,8 +221,7 @@ def make_more_encoders(vectors, seed):
 
 
 def measure_quality(seeds: int = 5, grid: int = 20) -> None:
-    script = Path(__file__).resolve()
-    with log_test_run(script, check_committed(script, allowed=False)) as logged:
+    with log_test_run(__file__) as logged:
         logged += (rows := measure_kinds(seeds, grid))
     note = (
         "r@1 / r@5 / r@10 / median rank on the test split, means over seeds; ± is the standard deviation of "
@@ -454,11 +451,7 @@ def measure_model(hkse: HKSE, captions: list[str], folder: Path) -> dict[str, ob
 
 
 def measure_speed() -> None:
-    results = {}
-    for part in ("trick", "stream"):
-        out = subprocess.run([sys.executable, __file__, part], check=True, stdout=subprocess.PIPE, text=True)
-        results[part] = json.loads(out.stdout.splitlines()[-1])
-    trick, streamed = results["trick"], results["stream"]
+    trick, streamed = run_alone("trick"), run_alone("stream")
     names = ("once per vocabulary entry", "token by token, blocked")
     rows = [
         {

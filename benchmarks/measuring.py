@@ -188,19 +188,18 @@ def command() -> str:
     return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
-def check_committed(configuration: Path, allowed: bool) -> bool:
-    """Return whether a file is committed as it stands; exit if it is not and not being so is not allowed.
+def check_committed(configuration: Path) -> None:
+    """Exit with one line if a file is not committed as it stands.
 
     In a copy without a repository DIPTYCH_COMMIT is believed; a test compares the log with the commit.
     """
     if ask_git("rev-parse", "--git-dir") is None and os.environ.get("DIPTYCH_COMMIT"):
-        return True
+        return
     name = str(configuration)
-    committed = ask_git("ls-files", "--error-unmatch", name) is not None
-    committed = committed and ask_git("diff", "--quiet", "HEAD", "--", name) is not None
-    if not committed and not allowed:
+    if ask_git("ls-files", "--error-unmatch", name) is None or (
+        ask_git("diff", "--quiet", "HEAD", "--", name) is None
+    ):
         sys.exit(f"commit {configuration.name} first: the test split is for settled configurations")
-    return committed
 
 
 def hash_file(file: Path) -> str:
@@ -209,13 +208,16 @@ def hash_file(file: Path) -> str:
 
 
 @contextmanager
-def log_test_run(configuration: Path, committed: bool) -> Iterator[list[Mapping[str, object]]]:
+def log_test_run(configuration: str | Path) -> Iterator[list[Mapping[str, object]]]:
     """Log that a run is about to read the test split, and the rows that are put into the list, at its end.
 
-    A run that did not come to its end has a start in the log and no end.
+    The file of its configuration must be committed. A run that did not come to its end has a start in the log
+    and no end.
     """
+    configuration = Path(configuration).resolve()
+    check_committed(configuration)
     run, rows = uuid.uuid4().hex[:8], []
-    file = {"file": configuration.name, "configuration": hash_file(configuration), "committed": committed}
+    file = {"file": configuration.name, "configuration": hash_file(configuration), "committed": True}
     _log({"run": run, "event": "start", "command": command(), **file, **identify_code()})
     yield rows
     _log({"run": run, "event": "end", "rows": rows})
@@ -245,6 +247,14 @@ def time_call(function: Callable[[], Any]) -> tuple[float, Any]:
 def measure_fastest(function: Callable[[], Any], times: int = 5) -> float:
     """Return the seconds of the fastest of several calls."""
     return min(time_call(function)[0] for _ in range(times))
+
+
+def run_alone(*arguments: object, **environment: str) -> Any:
+    """Run this benchmark in a process of its own, and return the last line that it prints, which is JSON."""
+    command = [sys.executable, sys.argv[0], *map(str, arguments)]
+    environment = {**os.environ, **environment}
+    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(output.splitlines()[-1])
 
 
 def read_memory(line: str = "VmHWM") -> float:

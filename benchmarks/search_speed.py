@@ -35,6 +35,7 @@ from measuring import (
     pin_threads,
     read_features,
     record,
+    run_alone,
     time_call,
 )
 
@@ -216,13 +217,7 @@ def measure_folder() -> None:
     times: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
     for _ in range(options.rounds):
         for name, source in sources.items():
-            process = subprocess.run(
-                [sys.executable, __file__, "save"],
-                env={**os.environ, "PYTHONPATH": str(source)},
-                check=True,
-                stdout=subprocess.PIPE,
-            )
-            times[name].append(json.loads(process.stdout))
+            times[name].append(run_alone("save", PYTHONPATH=str(source)))
     rows = [
         {"step": step}
         | {

@@ -16,8 +16,6 @@ import argparse
 import gc
 import json
 import multiprocessing
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from measuring import (
     read_memory,
     record,
     require,
+    run_alone,
     start_figure,
     time_call,
 )
@@ -158,10 +157,8 @@ def measure_disk() -> None:
         print(f"{size / 1e9:.1f} GB written in {clock() - start:.0f} s", flush=True)
         results = []
         for share in (4, 2, 1):
-            command = [sys.executable, __file__, "disk", "--folder", folder, "--one", str(files // share)]
-            command += ["--precision", options.precision]
-            process = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-            results.append(json.loads(process.stdout.splitlines()[-1]))
+            settings = "--folder", folder, "--one", files // share, "--precision", options.precision
+            results.append(run_alone("disk", *settings))
             print(results[-1], flush=True)
     draw_passes(results, RESULTS / "out_of_core.svg")
     record(

@@ -76,7 +76,7 @@ PAPER_FEATURES = (
     (
         "ResNet-101",
         "ResNet-101 image features (2048 numbers, full image): their rows were not run",
-        f"{_ENCODE} torchvision:resnet101 --recipe resnet-full-image -o DATA/resnet101",
+        f"{_ENCODE} resnet101.onnx --recipe resnet-full-image -o DATA/resnet101",
     ),
     (
         "skip-thoughts",

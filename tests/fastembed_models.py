@@ -121,28 +121,6 @@ def write_pooling(folder, mode, modules=("Transformer", "Pooling", "Normalize"),
     (folder / "modules.json").write_text(json.dumps(types))
 
 
-def write_resnet(folder, network, **settings):
-    """Write the real ResNet-50, which takes BGR, for the RGB images of fastembed."""
-    onnx = pytest.importorskip("onnx")
-    model = onnx.load(network)
-    graph = model.graph
-    for node in graph.node:
-        node.input[:] = ["bgr" if name == graph.input[0].name else name for name in node.input]
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 1, 0]), "backwards"))
-    flip = onnx.helper.make_node("Gather", [graph.input[0].name, "backwards"], ["bgr"], axis=1)
-    graph.node.insert(0, flip)
-    folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, folder / "model.onnx")
-    settings = {
-        "do_rescale": False,
-        "do_normalize": True,
-        "image_mean": [123.68, 116.779, 103.939],
-        "image_std": [1.0, 1.0, 1.0],
-        **settings,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-
-
 def write_minilm(folder):
     """Export the real MiniLM to a folder of sentence-transformers with an ONNX network."""
     torch = pytest.importorskip("torch", reason="torch is not installed")

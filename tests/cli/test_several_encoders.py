@@ -70,7 +70,6 @@ class TestCommands:
         scenes, images = place.folder / "scenes", list_options(place)[:4]
         fit = ["fit", scenes, "-o", tmp_path / "m", *images]
         assert "--recipe is for one --image-encoder, and 2 were given" in refused(*fit, "--recipe", "clip-32")
-        assert "--weights is for one --image-encoder" in refused(*fit, "--weights", "w.safetensors")
         names = ["--text-encoder", "auto", "--text-encoder", "hkse"]
         assert "'auto' in a list of text encoders" in refused(*fit, *names)
         assert "the image encoder pyramid was given twice" in refused(

@@ -77,6 +77,14 @@ def test_damaged_exif_data_is_ignored():
     assert close(corners(open_image(raw)), [RED, GREEN, BLUE, WHITE], 40)
 
 
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("L", "PNG"), ("P", "PNG"), ("1", "PNG"), ("CMYK", "TIFF"), ("YCbCr", "TIFF")]
+)
+def test_images_of_other_modes_are_converted_as_pillow_does(mode, kind):
+    image = quarters().convert(mode)
+    np.testing.assert_array_equal(open_image(encode_file(image, kind)), image.convert("RGB"))
+
+
 def test_16_bit_images_keep_their_high_bytes():
     values = [0, 0x1234, 0x8000, 0xFFFF]
     grey = encode_file(Image.fromarray(np.array([values], np.uint16)), "PNG")

@@ -184,7 +184,7 @@ def test_lin_and_rbf_do_not_share_frequencies(table, captions, word_features):
         ({"eta": "median"}, "eta='median'"),
         ({"tokenizer": "spacy"}, "tokenizer='spacy'"),
         ({"vectors": 3}, "vectors is a int"),
-        ({"random_state": "x"}, "random_state='x'"),
+        *(({"random_state": seed}, "random_state") for seed in ("x", -1, 1.5)),
         *(({"query_words": count}, "query_words") for count in (-1, 2.5, None, True)),
     ],
 )
@@ -196,7 +196,14 @@ def test_wrong_parameters_are_refused(table, captions, options, message):
 @pytest.mark.parametrize("method", ["fit", "fit_transform", "transform"])
 def test_wrong_texts_are_refused(table, captions, method):
     run = getattr(small(table).fit(captions), method)
-    for texts, message in (("a dog", "one str"), ([], "no texts"), ([None], "NoneType")):
+    for texts, message in (
+        ("a dog", "one str"),
+        ([], "no texts"),
+        (7, "texts is a int"),
+        (["a dog", None], r"texts\[1\] is a NoneType"),
+        ([["a", 3]], r"texts\[0\] is a list"),
+        ([b"a dog"], r"texts\[0\] is a bytes"),
+    ):
         with pytest.raises(InputError, match=message):
             run(texts)
 

@@ -4,13 +4,15 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from diptych import InputError
 from diptych.encoders import PRESETS, Recipe, UnreadableImage
 from diptych.encoders._preprocessing import as_recipe, normalize_pixels, prepare_image, resize_image
+from image_files import make_images
+from tolerance import assert_close
 
 TEN = Recipe.preset("vgg-ten-crops")
 
@@ -196,3 +198,31 @@ def test_as_recipe_accepts_names_dicts_and_recipes():
     recipe = Recipe.preset("clip-224")
     assert as_recipe("clip-224") is as_recipe(recipe) is recipe
     assert as_recipe(asdict(recipe)) == recipe
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_preprocessing_is_that_of_torchvision(interpolation, torchvision, rng):
+    """So a network of torchvision or timm gets, by a recipe with its numbers, what it was trained on."""
+    usual = torchvision.transforms._presets.ImageClassification(
+        crop_size=224, resize_size=256, interpolation=torchvision.transforms.InterpolationMode(interpolation)
+    )
+    recipe = replace(Recipe.preset("imagenet-224"), interpolation=interpolation)
+    sizes = (500, 375), (333, 500), (225, 700), (224, 224), (257, 511), (90, 61), (1201, 803)
+    for image in make_images(rng, *sizes):
+        ours = normalize_pixels(prepare_image(image, recipe), recipe)[0]
+        # The 8-bit pixels are the same, so that three operations on each are all that may be rounded.
+        assert_close(ours, usual(image).numpy(), 3)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(8, 90), st.integers(0, 20))
+def test_sizes_and_offsets_are_those_of_torchvision(torchvision, width, height, crop, margin):
+    if max(width, height) > 40 * min(width, height):
+        return
+    functional = torchvision.transforms.functional
+    image = coordinates(width, height)
+    recipe = Recipe(size=crop + margin, max_side=None, interpolation="nearest", crop="ten", crop_size=crop)
+    crops = prepare_image(image, recipe)
+    resized = functional.resize(image, [crop + margin], functional.InterpolationMode.NEAREST)
+    for ours, theirs in zip(crops[:5], functional.five_crop(resized, [crop]), strict=True):
+        np.testing.assert_array_equal(ours, np.asarray(theirs))

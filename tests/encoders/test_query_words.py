@@ -210,17 +210,3 @@ def test_a_retriever_finds_by_further_words(table, vectors, captions, tmp_path, 
     again.remove([expected[0].id])
     again.save(tmp_path / "model")
     assert Retriever.load(tmp_path / "model").search("snow").ignored_words == ()
-
-
-@pytest.mark.slow  # starts PostgreSQL
-def test_a_database_keeps_the_further_words(vectors, captions, fresh, tmp_path):
-    training = sorted({c for c in captions if "snow" not in c})
-    hkse = small(vectors("text"), "lin", "lin").fit(training)
-    features = hkse.transform(training)
-    model = Retriever.from_features(features, features, captions=training, text_encoder=hkse, index=fresh())
-    model.save(tmp_path / "model")
-    expected = model.search("dog snow", k=5)
-    assert expected.ignored_words == ()
-    hits = Retriever.load(tmp_path / "model").search("dog snow", k=5)
-    assert [hit.id for hit in hits] == [hit.id for hit in expected]
-    assert hits.ignored_words == ()

@@ -19,18 +19,15 @@ def lengths(texts):
     return np.array([[len(text), 1.0] for text in texts])
 
 
-def test_any_function_is_an_encoder():
-    encoder = sentence_encoder(lengths)
-    assert isinstance(encoder, SentenceEncoder)
-    np.testing.assert_array_equal(encoder.encode(TEXTS), lengths(TEXTS))
-
-
-def test_an_object_with_encode_and_a_fitted_hkse_are_encoders(hkse, captions):
+def test_functions_objects_with_encode_and_a_fitted_hkse_are_encoders(hkse, captions):
     class Theirs:
         def encode(self, texts):
             return lengths(texts).tolist()
 
-    np.testing.assert_array_equal(sentence_encoder(Theirs()).encode(TEXTS), lengths(TEXTS))
+    for source in (lengths, Theirs()):
+        encoder = sentence_encoder(source)
+        assert isinstance(encoder, SentenceEncoder)
+        np.testing.assert_array_equal(encoder.encode(TEXTS), lengths(TEXTS))
     np.testing.assert_array_equal(sentence_encoder(hkse).encode(captions), hkse.transform(captions))
 
 

@@ -1,18 +1,10 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych import InputError
-from diptych._arrays import to_numpy
 from diptych.encoders import tokenize
 from diptych.encoders._words import (
-    FEW_TOKENS,
-    Corpus,
     find_ignored_words,
-    mean_rows,
-    split_blocks,
-    split_texts,
 )
 
 
@@ -93,71 +85,4 @@ def test_ascii_texts_give_the_same_words_as_other_texts(text):
     assert tokenize(text) == tokenize(text + " é")[:-1]
 
 
-def test_lists_of_words_are_used_as_they_are():
-    assert list(split_texts([["A", "Dog's"], ("x y",), "A Dog's"])) == [
-        ["A", "Dog's"],
-        ["x y"],
-        ["a", "dog", "s"],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ("a dog", "one str"),
-        (7, "int"),
-        (["a dog", None], r"texts\[1\] is a NoneType"),
-        (["a dog", float("nan")], r"texts\[1\] is a float"),
-        ([["a", 3]], r"texts\[0\] is a list"),
-        ([b"a dog"], r"texts\[0\] is a bytes"),
-    ],
-)
-def test_an_item_that_is_not_a_text_is_refused_with_its_position(texts, message):
-    with pytest.raises(InputError, match=message):
-        list(split_texts(texts))
-
-
 texts = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=6), min_size=1, max_size=8)
-
-
-@given(texts)
-def test_a_corpus_has_the_words_of_its_texts_in_order(words):
-    corpus = Corpus.of(words)
-    starts = [0, *corpus.ends[:-1]]
-    again = [
-        [corpus.words[i] for i in corpus.rows[start:end]]
-        for start, end in zip(starts, corpus.ends, strict=True)
-    ]
-    assert again == words
-    assert corpus.counts().sum() == sum(map(len, words))
-    assert corpus.presence().sum() == sum(len(set(text)) for text in words)
-
-
-@given(texts, st.sets(st.sampled_from("abcdefgh")))
-def test_coverage_counts_known_and_unknown_words(words, known):
-    report = Corpus.of(words).coverage(dict.fromkeys(known, 0))
-    tokens = [word for text in words for word in text]
-    assert report.tokens == len(tokens)
-    assert report.unknown_tokens == sum(word not in known for word in tokens)
-    assert report.known_words == len(set(tokens) & known)
-    assert report.texts_without_known_word == sum(not set(text) & known for text in words)
-    assert all(word not in known for word, _ in report.most_frequent_unknown)
-
-
-@given(texts, st.sampled_from(["numpy", "torch"]), st.booleans())
-def test_mean_rows_averages_the_rows_of_known_words(words, where, many):
-    index = {word: i for i, word in enumerate("abcdef")}  # g and h are not known
-    vectors = np.random.default_rng(0).normal(size=(8, 3))
-    moved = vectors if where == "numpy" else pytest.importorskip("torch").as_tensor(vectors)
-    words = words * (FEW_TOKENS if many else 1)  # few texts are averaged without scipy
-    means = to_numpy(mean_rows(moved, *Corpus.of(words).lookup(index)))
-    counts = np.array([[text.count(word) for word in "abcdef"] for text in words])
-    expected = counts @ vectors[:6] / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    np.testing.assert_allclose(means, expected, atol=1e-12)
-
-
-@given(st.integers(0, 20), st.integers(1, 7))
-def test_all_blocks_but_the_last_are_full(n, size):
-    parts = list(split_blocks(iter(range(n)), size))
-    assert [item for part in parts for item in part] == list(range(n))
-    assert all(len(part) == size for part in parts[:-1])

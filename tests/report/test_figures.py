@@ -89,10 +89,11 @@ def test_the_numbers_under_the_axis_do_not_touch(depth):
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_figures_are_written_whole(ranks, tmp_path, suffix):
+def test_figures_are_written_whole(ranks, path, tmp_path, suffix):
     draw_recall_curves(ranks, tmp_path / f"recall.{suffix}")
-    assert (tmp_path / f"recall.{suffix}").stat().st_size > 5000
-    assert len(list(tmp_path.iterdir())) == 1
+    draw_regularization_path(path, tmp_path / f"map.{suffix}", metric="r@10")
+    assert {file.name for file in tmp_path.iterdir()} == {f"recall.{suffix}", f"map.{suffix}"}
+    assert all(file.stat().st_size > 5000 for file in tmp_path.iterdir())
 
 
 def test_a_failure_while_writing_leaves_the_old_file(ranks, tmp_path, monkeypatch):
@@ -180,24 +181,14 @@ def test_ticks_grow_and_do_not_overlap(filter, points):
                 assert getattr(left, high) < getattr(right, low)
 
 
-def test_a_map_of_another_metric_is_written(path, tmp_path):
-    draw_regularization_path(path, tmp_path / "map.png", metric="r@10")
-    assert (tmp_path / "map.png").stat().st_size > 5000
-
-
 def test_bad_input(ranks, path, tmp_path):
     for draw, message in (
         (lambda: draw_recall_curves(ranks, depth=1), "depth=1 "),
         (lambda: draw_recall_curves(ranks, tmp_path / "recall.gif"), r"\.png, \.svg or \.pdf"),
         (lambda: draw_regularization_path(path, tmp_path / "map.gif"), r"\.png, \.svg or \.pdf"),
         (lambda: draw_regularization_path(path, metric="r@7"), r"it has median_rank, r@1, r@10, r@5"),
+        (lambda: draw_regularization_path(None), "no regularisation path to draw"),
     ):
         with pytest.raises(InputError, match=message):
             draw()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_model_that_was_not_selected_has_no_path():
-    model = AWCCA(params=(1.0, 1.0)).fit(*make_pairs(0)[0])
-    with pytest.raises(InputError, match="no regularisation path to draw"):
-        draw_regularization_path(model.path_)

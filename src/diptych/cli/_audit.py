@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WRITERS = {".csv": "write_csv", ".html": "write_sheet"}
 _LABELS = ("image", "text_id", "text")
-_ENCODERS = ("image_encoder", "recipe", "weights", "text_encoder", "device")
+_ENCODERS = ("image_encoder", "recipe", "text_encoder", "device")
 
 
 def score(

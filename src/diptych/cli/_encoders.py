@@ -30,9 +30,9 @@ class ImageEncoderOptions:
     image_encoder: Annotated[
         list[str] | None,
         encoder_option(
-            "An .onnx file, fastembed:NAME, fastembed:FOLDER, torchvision:NAME, timm:NAME, pyramid (no "
-            "weights), or FILE.py:NAME: an encoder in your own Python file, which is run. See diptych "
-            "encoders. Several: give the option several times."
+            "An .onnx file, fastembed:NAME, fastembed:FOLDER, pyramid (no weights), or FILE.py:NAME: an "
+            "encoder in your own Python file, which is run. See diptych encoders. Several: give the option "
+            "several times."
         ),
     ] = None
     recipe: Annotated[
@@ -42,7 +42,6 @@ class ImageEncoderOptions:
             "says, else ImageNet's."
         ),
     ] = None
-    weights: Annotated[Path | None, encoder_option("Safetensors weights of a named image network.")] = None
 
     def open_image_encoder(self) -> Any:
         """Return the image encoder, or a list of several, as ``Retriever`` takes them; None if not named.
@@ -50,18 +49,17 @@ class ImageEncoderOptions:
         Bare names are kept, so that a model can add its recipes.
         """
         names = self.image_encoder or []
-        for flag, value in (("--recipe", self.recipe), ("--weights", self.weights)):
-            if value is not None and not names:
-                raise InputError(f"{flag} needs --image-encoder; give both.")
-            if value is not None and len(names) > 1:
+        if self.recipe is not None:
+            if not names:
+                raise InputError("--recipe needs --image-encoder; give both.")
+            if len(names) > 1:
                 raise InputError(
-                    f"{flag} is for one --image-encoder, and {len(names)} were given; write the recipe "
+                    f"--recipe is for one --image-encoder, and {len(names)} were given; write the recipe "
                     "into a JSON file beside each network, or give the encoders in Python."
                 )
-        if self.recipe is not None or self.weights is not None:
             from diptych.encoders import image_encoder
 
-            return image_encoder(names[0], self.recipe, weights=self.weights)
+            return image_encoder(names[0], self.recipe)
         return _one_or_all([_open_image_encoder(name) for name in names])
 
 
@@ -101,7 +99,7 @@ class LoadOptions(EncoderOptions):
 
     def refuse(self, view: View, reason: str) -> None:
         """Raise an error for an encoder of a view that encodes nothing; ``reason`` says why."""
-        names = ("image_encoder", "recipe", "weights") if view == "image" else ("text_encoder", "device")
+        names = ("image_encoder", "recipe") if view == "image" else ("text_encoder", "device")
         refuse_unused(self, names, reason)
 
     def load(self, model: Path, *, mmap: bool = True) -> Retriever:
@@ -146,8 +144,8 @@ def _list_all() -> list[Recommendation]:
 
     return [
         Recommendation(
-            *(view, model.description, FASTEMBED + model.name),
-            *(model.dimension, model.gigabytes, model.licence),
+            *(view, model["description"], FASTEMBED + model["model"]),
+            *(model["dim"], model["size_in_GB"], model["license"]),
         )
         for view in VIEWS
         for model in list_fastembed_models(view)

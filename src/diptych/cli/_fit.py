@@ -320,7 +320,7 @@ def evaluate(
     if split not in (None, "all") and not has_splits:
         refuse_settings(["--split"], "on pairs without splits")
     if not is_raw:
-        refuse_unused(encoders, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
+        refuse_unused(encoders, ("image_encoder", "recipe", "text_encoder"), "on features")
     name = (split or "test") if has_splits else "all"
     with progress_bar("measuring", how.bars):
         result = retriever.evaluate(data, None if name == "all" else name)

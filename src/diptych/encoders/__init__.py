@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         sentence_kernel,
         word_kernel,
     )
-    from diptych.encoders._named import TorchEncoder, image_encoder, timm_encoder, torchvision_encoder
+    from diptych.encoders._named import TorchEncoder, image_encoder
     from diptych.encoders._networks import NetworkEncoder, OnnxEncoder
     from diptych.encoders._preprocessing import PRESETS, Recipe
     from diptych.encoders._text import SentenceEncoder, sentence_encoder
@@ -48,9 +48,7 @@ __all__ = [
     "read_word_vectors",
     "sentence_encoder",
     "sentence_kernel",
-    "timm_encoder",
     "tokenize",
-    "torchvision_encoder",
     "word_kernel",
 ]
 
@@ -61,7 +59,7 @@ __getattr__, __dir__ = export_lazily(
         "_hkse": ["HKSE", "RandomFourier"],
         "_image": ["FunctionEncoder", "ImageEncoder", "PyramidDescriptor", "StagedEncoder"],
         "_kernels": ["gaussian_product", "hkse_dimensions", "hkse_factor", "sentence_kernel", "word_kernel"],
-        "_named": ["TorchEncoder", "image_encoder", "timm_encoder", "torchvision_encoder"],
+        "_named": ["TorchEncoder", "image_encoder"],
         "_networks": ["NetworkEncoder", "OnnxEncoder"],
         "_preprocessing": ["PRESETS", "Recipe"],
         "_text": ["SentenceEncoder", "sentence_encoder"],

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -59,25 +59,10 @@ _REGISTERED = "diptych/"
 _registering = Lock()
 
 
-class ListedModel(NamedTuple):
-    """A model that fastembed fetches by its name."""
-
-    view: View
-    name: str
-    dimension: int
-    gigabytes: float
-    licence: str
-    description: str
-
-
-def list_fastembed_models(view: View) -> list[ListedModel]:
-    """Return the models that fastembed has for images or for texts."""
-    return [
-        ListedModel(
-            view, model["model"], model["dim"], model["size_in_GB"], model["license"], model["description"]
-        )
-        for model in _list_models(view)
-    ]
+def list_fastembed_models(view: View, source: str = "") -> list[Description]:
+    """Return the models that fastembed has for images or for texts; ``source`` is for error messages."""
+    listed = _library(view, source).list_supported_models()
+    return [model for model in listed if not model["model"].startswith(_REGISTERED)]
 
 
 class FastembedEncoder:
@@ -186,10 +171,9 @@ class FastembedFiles:
             loaded = _library(self.view)(self.model, lazy_load=True, **places)
             # fastembed calls this with the options of onnxruntime, few of which it lets its users set.
             loaded.model.add_extra_session_options = lambda options, _: set_session_options(options)
-            static = not hasattr(
-                loaded.model, "load_onnx_model"
-            )  # a table of word vectors, without a network
-            loaded.model.load_model() if static else loaded.model.load_onnx_model()
+            # A table of word vectors has no network.
+            load = getattr(loaded.model, "load_onnx_model", None) or loaded.model.load_model
+            load()
             return loaded
         except Exception as error:  # fastembed passes on what onnxruntime and others raise
             raise InputError(f"fastembed could not open {folder} ({error}).") from None
@@ -213,7 +197,7 @@ def find_fastembed(view: View, source: str, folder: Path | None = None) -> Faste
     If the ``folder`` is given in which ``source`` was before, nothing is fetched: the files are still there
     or, if the model has a name, in the cache.
     """
-    listed = _list_models(view, source)
+    listed = list_fastembed_models(view, source)
     named = next((model for model in listed if model["model"].lower() == source.lower()), None)
     if folder is not None and not (folder.is_absolute() and folder.is_dir()):
         if named is None:
@@ -236,11 +220,6 @@ def find_fastembed(view: View, source: str, folder: Path | None = None) -> Faste
         return FastembedFiles(view, model, folder, network, model)
     describe = _describe_images if view == "image" else _describe_texts
     return FastembedFiles(view, str(folder), folder, *describe(folder))
-
-
-def _list_models(view: View, source: str = "") -> list[Description]:
-    listed = _library(view, source).list_supported_models()
-    return [model for model in listed if not model["model"].startswith(_REGISTERED)]
 
 
 def _open_again(view: View, source: str, folder: Path) -> FastembedEncoder:

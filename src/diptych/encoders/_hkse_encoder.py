@@ -384,9 +384,7 @@ def read_hkse(path: Path, tokenizer: Tokenizer | None = None, *, mmap: bool = Fa
         words, read, place = take_words(tensors, source, "query_word"), files.defer(WORDS), path / WORDS
         shape = (len(tensors["query_word_ends"]), vectors.dimensions)
         query_words = QueryWords(
-            vectors.index,
-            words,
-            lambda: take_array(parse_tensors(read(), place), "vectors", shape, place),
+            vectors.index, words, lambda: take_array(parse_tensors(read(), place), "vectors", shape, place)
         )
         if not mmap:
             _ = query_words.index, query_words.matrix

@@ -102,10 +102,8 @@ class NetworkEncoder:
             rows_of_shapes.setdefault(pixels.shape, []).append(row)
         features = np.empty((len(prepared), self.dimension), np.float32)
         for (n_crops, height, width, _), rows in rows_of_shapes.items():
-            crops, step = (
-                np.concatenate([prepared[row] for row in rows]),
-                max(1, RUN_PIXELS // (height * width)),
-            )
+            crops = np.concatenate([prepared[row] for row in rows])
+            step = max(1, RUN_PIXELS // (height * width))
             parts = [self._run(crops[start : start + step]) for start in range(0, len(crops), step)]
             features[rows] = np.concatenate(parts).reshape(len(rows), n_crops, -1).mean(axis=1)
         return features
@@ -171,11 +169,7 @@ class OnnxEncoder(NetworkEncoder):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        recipe: RecipeLike | None = None,
-        *,
-        threads: int | None = None,
+        self, path: str | os.PathLike[str], recipe: RecipeLike | None = None, *, threads: int | None = None
     ) -> None:
         path = Path(path).absolute()
         if not path.is_file():
@@ -223,10 +217,8 @@ class OnnxEncoder(NetworkEncoder):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A session cannot be pickled, so another process opens the file itself.
-        return reopen, (
-            partial(OnnxEncoder, self._graph.path, self.recipe, threads=self._threads),
-            self.fingerprint,
-        )
+        open_again = partial(OnnxEncoder, self._graph.path, self.recipe, threads=self._threads)
+        return reopen, (open_again, self.fingerprint)
 
 
 def network_fingerprint(path: str | os.PathLike[str], recipe: Recipe) -> str:

@@ -217,7 +217,7 @@ def _check_three(values: object, name: str) -> tuple[float, float, float]:
 _ONES, _ZEROS = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 
 STATISTICS: dict[str, dict[str, Any]] = {
-    # Most networks of torchvision and timm.
+    # Most networks.
     "imagenet": {},
     # The original Caffe networks, and Keras's first ones.
     "caffe": {"channels": "BGR", "scale": 255.0, "mean": CAFFE_MEAN, "std": _ONES},
@@ -254,7 +254,7 @@ def full_image_preset(statistics: str) -> str:
 
 
 PRESETS: dict[str, Recipe] = {
-    # The paper's VGG protocol, for networks of torchvision or timm and for networks of Caffe.
+    # The paper's VGG protocol, for networks of PyTorch and of Caffe.
     "vgg-ten-crops": Recipe(size=384, max_side=None, crop="ten", mean="crop"),
     "caffe-vgg-ten-crops": Recipe(
         size=384, max_side=None, crop="ten", channels="BGR", scale=255.0, mean="crop", std=_ONES

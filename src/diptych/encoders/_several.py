@@ -52,20 +52,16 @@ class SeveralEncoders:
 
     def encode_prepared(self, prepared: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
         """Return the features of inputs that went through ``prepare``, one row per input."""
-        features = []
+        blocks, n = [], len(prepared)
         for i, encoder in enumerate(self.encoders):
             encode = encoder.encode_prepared if hasattr(encoder, "encode_prepared") else encoder.encode
-            features.append(encode([parts[i] for parts in prepared]))
-        return self._join(features, len(prepared))
-
-    def _join(self, features: Iterable[Any], n: int) -> np.ndarray[Any, Any]:
-        blocks = [to_numpy(block) for block in features]
-        for number, block in enumerate(blocks, start=1):
+            block = to_numpy(encode([parts[i] for parts in prepared]))
             if block.ndim != 2 or len(block) != n:
                 raise InputError(
-                    f"encoder {number} of {len(blocks)} gave an array of shape {list(block.shape)} for "
+                    f"encoder {i + 1} of {len(self.encoders)} gave an array of shape {list(block.shape)} for "
                     f"{count(n, 'input')}; expected one row for each."
                 )
+            blocks.append(block)
         widths = tuple(block.shape[1] for block in blocks)
         if self.widths and n and widths != self.widths:
             actual, expected = (", ".join(map(str, numbers)) for numbers in (widths, self.widths))

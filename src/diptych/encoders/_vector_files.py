@@ -32,8 +32,8 @@ MAX_WORD_BYTES = 4096
 MAX_LINE_BYTES = 2**22
 
 Vector: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-Entry: TypeAlias = tuple[bytes, Vector | None, str]
-"""A word's bytes, its vector (None if it is not kept), and its place in the file for messages."""
+Entry: TypeAlias = tuple[bytes, Vector, str]
+"""A word's bytes, its vector, and its place in the file for messages."""
 
 _OTHER_FORMATS = {
     b"\xba\x16\x4f\x2f": "a fastText model (.bin); pass the .vec file published beside it",
@@ -140,8 +140,6 @@ def _collect(file: _VectorFile, entries: Iterable[Entry], max_bytes: int) -> Wor
     # One buffer that grows with the kept vectors: never two copies of them, never the size in a header.
     rows, dimensions = bytearray(), 0
     for raw, values, place in entries:
-        if values is None:
-            continue
         word, finite = _decode(raw), bool(np.all(np.isfinite(values)))
         fits = len(rows) + values.nbytes <= max_bytes
         if not file.requests(raw) and (word is None or not finite or not fits):
@@ -191,7 +189,7 @@ def _parse_numbers(fields: list[bytes]) -> Vector | None:
 
 
 def _read_entries(file: _VectorFile) -> Iterator[Entry]:
-    """Return the entries of a file; its first lines decide the format."""
+    """Return the entries of a file that are kept; its first lines decide the format."""
     lines = iter(functools.partial(file.stream.readline, MAX_LINE_BYTES + 1), b"")
     line = next(lines, b"")
     if not line:
@@ -257,8 +255,8 @@ def _binary_entries(
                 f"the file ends inside word {number} of the {count} that the header announces; download the "
                 "file again, or read fewer with first=.",
             )
-        keeps = file.keeps(word, number)
-        yield word, np.frombuffer(buffer, "<f4", dimensions, space + 1) if keeps else None, place
+        if file.keeps(word, number):
+            yield word, np.frombuffer(buffer, "<f4", dimensions, space + 1), place
         offset = space + 1 + size
     if (buffer[offset : offset + 64] + file.stream.read(64)).strip(b"\n"):
         raise file.error(
@@ -294,7 +292,6 @@ def _text_entries(
             )
         requested = heads is None or line.split(None, 1)[0] in heads
         if not requested and entries > file.first:
-            yield b"", None, place
             continue
         fields = line.split()
         word, values = b" ".join(fields[:-dimensions]), _parse_numbers(fields[-dimensions:])
@@ -302,7 +299,8 @@ def _text_entries(
             values = None  # too few numbers, or too many
         if values is None and requested:
             raise file.error(place, f"{line[:40]!r} is not a word and {dimensions} numbers.")
-        yield word, values if file.keeps(word, entries) else None, place
+        if values is not None and file.keeps(word, entries):
+            yield word, values, place
     if count is not None and entries != count:
         raise file.error(
             f"line {number}",
