@@ -13,7 +13,7 @@ from commands import config, refused, run, run_json
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
-from diptych.encoders import OnnxEncoder, Recipe, image_encoder, sentence_encoder
+from diptych.encoders import OnnxEncoder, Recipe, sentence_encoder
 from diptych.encoders._text import folder_fingerprint
 from diptych.scenes import make_scenes
 from saved_files import edit_config, files_of
@@ -301,28 +301,3 @@ class TestATextEncoderIsRemembered:
             Retriever.load(tmp_path / "m").search("a cat")
         assert not opened
         assert Retriever.load(tmp_path / "m", text_encoder="some/model").search("a cat")
-
-
-def test_a_named_network_is_opened_again_from_its_weights_only(tmp_path, monkeypatch, drawings, torchvision):
-    timm = pytest.importorskip("timm", reason="timm is not installed")
-    from safetensors.torch import save_file
-
-    name, path = "test_vit.r160_in1k", tmp_path / "weights" / "model.safetensors"
-    path.parent.mkdir()
-    state = timm.create_model(name).state_dict()
-    save_file(state, path)
-    made = small(image_encoder(f"timm:{name}", weights=path)).fit(drawings)
-    made.save(tmp_path / "m")
-    hits = Retriever.load(tmp_path / "m").annotate(drawings.paths[0], k=3)
-    assert_same_hits(hits, made.annotate(drawings.paths[0], k=3), rounding(np.float32, 50_000))
-    # By its name alone, from the cache of what timm downloaded.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    write_hub_cache(tmp_path / "cache", f"timm/{name}", path.parent)
-    small(f"timm:{name}").fit(drawings).save(tmp_path / "named")
-    with pytest.raises(InputError, match=f"timm:{name} may have to be downloaded"):
-        Retriever.load(tmp_path / "named").annotate(drawings.paths[0])
-    by_name = Retriever.load(tmp_path / "named", f"timm:{name}").annotate(drawings.paths[0], k=3)
-    assert_same_hits(by_name, hits, rounding(np.float32, 50_000))
-    save_file({key: value * 2 for key, value in state.items()}, path)
-    with pytest.raises(InputError, match="model.safetensors has changed"):
-        Retriever.load(tmp_path / "m").annotate(drawings.paths[0])

@@ -115,13 +115,13 @@ class TestTheCommand:
         from diptych.retrieval import _recommended
 
         def version(package):
-            if package == "timm":
+            if package == "sentence-transformers":
                 raise metadata.PackageNotFoundError
             return "1.2.3"
 
         monkeypatch.setattr(_recommended, "version", version)
         shown = run("encoders").stdout.splitlines()
-        assert "timm is not installed: pip install timm" in shown
+        assert "sentence-transformers is not installed: pip install sentence-transformers" in shown
         assert "onnxruntime 1.2.3" in shown
 
     def test_as_json(self):

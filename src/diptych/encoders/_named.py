@@ -46,9 +46,7 @@ class TorchEncoder(NetworkEncoder):
         super().__init__(run, as_recipe(recipe), name or _digest(module))
 
 
-def image_encoder(
-    source: StrPath = "pyramid", recipe: RecipeLike | None = None, *, weights: StrPath | None = None
-) -> ImageEncoder:
+def image_encoder(source: StrPath = "pyramid", recipe: RecipeLike | None = None) -> ImageEncoder:
     """Return the image encoder that ``source`` names.
 
     Parameters
@@ -59,8 +57,6 @@ def image_encoder(
     recipe
         For an ONNX file: a ``Recipe``, the name of a preset, or its fields as a dict. None: the JSON file
         beside the network, or its metadata.
-    weights
-        Refused: no named encoder takes weights any more.
 
     Examples
     --------
@@ -69,10 +65,10 @@ def image_encoder(
     """
     source = os.fspath(source)
     library, colon, name = source.partition(":")
-    if (colon and library in ("torchvision", "timm")) or weights is not None:
+    if colon and library in ("torchvision", "timm"):
         raise InputError(
-            f"{source!r} cannot be opened by its name with weights of torchvision or timm; wrap the network "
-            "in diptych.encoders.TorchEncoder, or export it to an .onnx file."
+            f"{source!r} cannot be opened by its name; wrap the network in diptych.encoders.TorchEncoder, or "
+            "export it to an .onnx file."
         )
     if colon and library == "fastembed":
         if recipe is not None:

@@ -46,9 +46,8 @@ ARGUMENTS = {"image": "image_encoder", "text": "text_encoder"}
 class Origin(Schema, frozen=True):
     """Where an encoder can be opened again.
 
-    ``source`` is a path or a name. Image encoders may have a ``recipe`` and a file of ``weights``; for models
-    of fastembed it is a folder. ``beside`` is the path from the model folder, for encoders that are moved
-    together with it.
+    ``source`` is a path or a name. ONNX files have a ``recipe``; of a model of fastembed ``weights`` is the
+    folder. ``beside`` is the path from the model folder, for encoders that are moved together with it.
     """
 
     source: str
@@ -201,8 +200,6 @@ class EncoderRecord(Schema, frozen=True):
             )
         elif not (os.path.isdir if view == "text" else os.path.isfile)(path):
             raise InputError(f"{path} does not exist any more")
-        elif self.origin.weights is not None:  # plain arrays, which are safe to read before they are compared
-            encoder = image_encoder(source, recipe, weights=path)
         elif view == "text":
             self._compare(folder_fingerprint(Path(path)), path)
             encoder = sentence_encoder(path)

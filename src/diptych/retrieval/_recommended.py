@@ -19,7 +19,7 @@ from diptych.retrieval._items import VIEWS, View
 if TYPE_CHECKING:
     from diptych.retrieval._encoders import Encoders
 
-PACKAGES = ("fastembed", "onnxruntime", "sentence-transformers", "timm", "torchvision")
+PACKAGES = ("fastembed", "onnxruntime", "sentence-transformers")
 """Packages that bring encoders, or run them."""
 
 

@@ -124,8 +124,8 @@ class Retriever:
     Parameters
     ----------
     image_encoder
-        An ``.onnx`` file, ``"fastembed:NAME"``, ``"torchvision:NAME"``, ``"timm:NAME"``, ``"pyramid"`` (no
-        weights: for drawings and trials), or an object with ``encode``, ``dimension`` and ``fingerprint``;
+        An ``.onnx`` file, ``"fastembed:NAME"``, ``"pyramid"`` (no weights: for drawings and trials), or an
+        object with ``encode``, ``dimension`` and ``fingerprint``, such as a ``TorchEncoder``;
         for other things than images, such as a ``FunctionEncoder``, see ``docs/modalities.md``. If an
         ``.onnx`` file does not say how to prepare images, ``fit`` chooses by retrieval on some training
         pairs. ``"auto"``: where fastembed is installed, the recommended encoder (``diptych encoders``), and
