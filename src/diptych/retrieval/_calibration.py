@@ -11,7 +11,12 @@ where :math:`C_i` are all others except the :math:`m - 1` best of them, which ma
 :math:`b` is the score that one in twenty wrong items exceeds, so that no item is compared with nothing. For
 :math:`m = 1` this is the log-odds of a softmax. The sum grows with the gallery, so that a map from evidence
 to probability that was fitted on one gallery holds on others. Evidence increases with the score within a
-query, and the map does with evidence, so probabilities never change the order.
+query, and the map does with evidence, so probabilities never change the order of items of one kind.
+
+Items with partners and those without (``diptych.retrieval._placing``) are ordered with an offset that gives
+both kinds a fair chance, whatever their numbers. What is likely is another question: if nearly all items have
+captions, one of them is meant. So scores enter the evidence with an offset of their own, d in place of b, at
+which they tell as much of an item of either kind; it does not depend on the numbers, as the sum has them.
 
 The map and :math:`\beta` are fitted on held-out pairs, in galleries of all of them, of a fifth, and of a
 twenty-fifth. In these, every other image has its captions, as in a library, but for the one that is the
@@ -114,19 +119,23 @@ class TaskCalibration(Schema, frozen=True):
 
     right: _Positive  # right items of a query, m
     sharpness: _Above  # β
-    background: _Bounded  # b
+    background: _Bounded  # the level of scores of wrong items
     map: ScoreMap
     measured: Measured
+    paired_offset: _Bounded = 0.0  # d
 
-    def probabilities(self, scores: Floats) -> Floats:
+    def probabilities(self, scores: Floats, paired: Bools | None = None, offset: float = 0.0) -> Floats:
         """Return the probability of every hit.
 
         ``scores`` has a row for each query, best first, with −∞ where there are no more items. The first
-        ``BEST`` count; with fewer columns, there must be no more items.
+        ``BEST`` count; with fewer columns, there must be no more items. ``offset`` was subtracted from those
+        of ``paired`` items.
         """
         if scores.shape[1] == 0:
             return np.empty(scores.shape)
         rows = np.where(np.isfinite(scores[:, :1]), scores, self.background)
+        if paired is not None:
+            rows = rows + (offset - self.paired_offset) * paired
         return self.map(_evidence(rows, self.sharpness, self.right, self.background))
 
     def describe(self) -> dict[str, Any]:
@@ -196,7 +205,8 @@ def measure_held_out(
         right = max(1, round(n_items / len(images)))
         about = (on, len(captions), len(query_owner), n_items)
         try:
-            tasks[task] = _fit_task(galleries, query_owner, right, background, about)
+            level = offsets[task].level if task in offsets else 0.0
+            tasks[task] = _fit_task(galleries, query_owner, right, background, level, about)
         except InputError as error:
             return offsets, str(error).rstrip(".")
     pairs = PairReference.measure(projectors, features["image"], features["text"], owner["text"])
@@ -205,10 +215,20 @@ def measure_held_out(
 
 @dataclass(frozen=True, eq=False)
 class _Gallery:
-    """Each query's best scores in galleries of one size, −∞ where there are no more, and which are right."""
+    """Each query's best items in galleries of one size, best first.
+
+    These are scores without an offset, −∞ where there are no more; which are right, and which have partners.
+    """
 
     scores: Floats
     right: Bools
+    paired: Bools
+
+    @classmethod
+    def empty(cls, n_queries: int) -> _Gallery:
+        """Return the gallery without items."""
+        shape = n_queries, BEST
+        return cls(np.full(shape, -np.inf), np.zeros(shape, bool), np.zeros(shape, bool))
 
 
 def _score(
@@ -245,24 +265,24 @@ def _score(
     for parts in _PARTS:
         if _SMALLEST * parts > len(np.unique(item_owner)):
             break
-        gallery = _Gallery(np.full((len(queries), BEST), -np.inf), np.zeros((len(queries), BEST), bool))
+        gallery = _Gallery.empty(len(queries))
         for rows, columns in _split_images(query_owner, item_owner, parts):
             inner = queries[rows] @ placed[columns].T
             right = query_owner[rows, None] == item_owner[None, columns]
+            paired, level = is_paired[columns], 0.0
             if offset is not None:
-                paired = is_paired[columns]
-                own = right & paired
-                inner = np.where(own, right_scores[rows, None], inner)
-                inner -= paired * np.float32(offset.compute(int(paired.sum()), int((~paired).sum())))
-            scores = np.asarray(projector.scores(inner, queries[rows]), np.float64)
+                inner = np.where(right & paired, right_scores[rows, None], inner)
+                level = offset.compute(int(paired.sum()), int((~paired).sum()))
+            scores = np.asarray(projector.scores(inner, queries[rows]), np.float64) - level * paired
             if parts == 1:
                 limits.append(float(np.quantile(scores[~right], 0.95)))
             n = min(BEST, len(columns))
             best = np.argpartition(-scores, n - 1, axis=1)[:, :n]
             order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
             best = np.take_along_axis(best, order, 1)
-            gallery.scores[rows, :n] = np.take_along_axis(scores, best, 1)
+            gallery.scores[rows, :n] = np.take_along_axis(scores + level * paired, best, 1)
             gallery.right[rows, :n] = np.take_along_axis(right, best, 1)
+            gallery.paired[rows, :n] = paired[best]
         galleries.append(gallery)
     return galleries, query_owner, float(np.mean(limits))
 
@@ -282,11 +302,18 @@ def _fit_task(
     owner: Integers,
     right: int,
     background: float,
+    level: float,
     about: tuple[str, int, int, int],
 ) -> TaskCalibration:
-    """Fit on the best scores of queries of some images; ``about`` are the first fields of ``Measured``."""
-    sharpness = _choose_sharpness(galleries, right, background)
-    evidence = [_evidence(gallery.scores, sharpness, right, background) for gallery in galleries]
+    """Fit on the best scores of queries of some images.
+
+    ``level`` is the offset by which items were ordered, and ``about`` are the first fields of ``Measured``.
+    """
+    sharpness, offset = _choose_sharpness(galleries, right, background, level)
+    evidence = [
+        _evidence(gallery.scores - offset * gallery.paired, sharpness, right, background)
+        for gallery in galleries
+    ]
     # Probabilities of 0 and 1 would claim more than so many queries can show.
     least, folds = 1 / (len(owner) + 2), owner % _FOLDS  # all queries of an image are in one fold
     judged = {method: np.empty((len(owner), JUDGED)) for method in _METHODS}
@@ -301,7 +328,7 @@ def _fit_task(
     every_hit = _training_hits(evidence, galleries, np.ones(len(owner), bool))
     fitted_map = _METHODS[method](*every_hit, least)
     measured = Measured(*about, calibration_error(bins), bins)
-    return TaskCalibration(right, sharpness, background, fitted_map, measured)
+    return TaskCalibration(right, sharpness, background, fitted_map, measured, offset)
 
 
 def reliability(probabilities: Floats, right: Bools, bins: int = BINS) -> list[tuple[float, float, int]]:
@@ -320,7 +347,10 @@ def calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
 
 
 def _evidence(scores: Floats, sharpness: float, right: int, background: float) -> Floats:
-    """Return the evidence for each item; ``scores`` are sorted, with −∞ where there are no more items."""
+    """Return the evidence for each item; the first ``BEST`` scores count, −∞ where there are no more items."""
+    order = np.argsort(-scores[:, :BEST], axis=1, kind="stable")
+    places = np.argsort(order, axis=1)
+    scores = np.hstack([np.take_along_axis(scores, order, 1), scores[:, BEST:]])
     best = scores[:, :1]
     relative = sharpness * (scores - best)
     mass = np.exp(relative)
@@ -331,7 +361,7 @@ def _evidence(scores: Floats, sharpness: float, right: int, background: float) -
     # Beyond the first m, the m-th is a competitor too, and the item itself is none.
     competitors[:, right:] += np.maximum(mass[:, right - 1 : right] - mass[:, right:], 0)
     evidence: Floats = relative - np.log(competitors)
-    return evidence
+    return np.hstack([np.take_along_axis(evidence, places, 1), evidence[:, BEST:]])
 
 
 def _training_hits(
@@ -373,20 +403,32 @@ _METHODS: dict[str, Callable[[Floats, Bools, float], ScoreMap]] = {
 }
 
 
-def _choose_sharpness(galleries: Sequence[_Gallery], right: int, background: float) -> float:
-    """Return the β with the smallest log loss of Platt's map, over multiples of the spread of scores."""
+def _choose_sharpness(
+    galleries: Sequence[_Gallery], right: int, background: float, level: float
+) -> tuple[float, float]:
+    """Return β and d with the smallest log loss of Platt's map.
+
+    β is tried over multiples of the spread of scores, and then d, where there are items with partners, over
+    multiples of the offset that they were ordered by.
+    """
     whole = galleries[0].scores
     last = np.isfinite(whole).sum(axis=1) - 1
     spread = float(np.median(whole[:, 0] - whole[np.arange(len(whole)), last])) or 1.0
     tried = np.zeros(len(whole), bool)
     tried[np.linspace(0, len(whole) - 1, min(_TRIED, len(whole))).astype(int)] = True
 
-    def loss(sharpness: float) -> float:
-        evidence = [_evidence(gallery.scores, sharpness, right, background) for gallery in galleries]
+    def loss(sharpness: float, offset: float) -> float:
+        evidence = [
+            _evidence(gallery.scores - offset * gallery.paired, sharpness, right, background)
+            for gallery in galleries
+        ]
         values, truth = _training_hits(evidence, galleries, tried)
         return _log_loss(_fit_platt(values, truth)(values), truth)
 
-    return float(min(np.geomspace(1.0, 100.0, 14) / spread, key=loss))
+    sharpness = float(min(np.geomspace(1.0, 100.0, 14) / spread, key=lambda beta: loss(beta, level / 2)))
+    if not galleries[0].paired.any():
+        return sharpness, 0.0
+    return sharpness, float(min(np.linspace(-0.5, 1.5, 9) * level, key=lambda d: loss(sharpness, d)))
 
 
 def _log_loss(probabilities: Floats, truth: Bools) -> float:

@@ -169,11 +169,11 @@ class Hits(Sequence[Hit]):
         made = list(hits)
         self.ignored_words, self.more = tuple(ignored_words), more
         self._make: Callable[[int], Hit] = lambda place: made[place]
-        self._places = range(len(made))
+        self._places: Sequence[int] = range(len(made))
 
     @classmethod
     def deferred(
-        cls, make: Callable[[int], Hit], places: range, ignored_words: tuple[str, ...], more: bool
+        cls, make: Callable[[int], Hit], places: Sequence[int], ignored_words: tuple[str, ...], more: bool
     ) -> Hits:
         """Return the hits that ``make`` makes of some places when they are read."""
         hits = cls.__new__(cls)

@@ -78,12 +78,15 @@ class Searcher:
             raise InputError("similar takes one item at a time; call it for each.")
         calibration = self._calibration(search)
         vectors = self._embed(search, queries)
-        asked = add_offset(vectors, self._find_offset(search))
+        offset = self._find_offset(search)
         k = search.offset + search.k + 1  # one more tells whether there are others
         where, depth = self._filter(search.searched, search.where), k if calibration is None else BEST
+        asked = add_offset(vectors, offset)
         matches = self.store.search(search.task, asked, k, where, self.version, depth)
         scores = self.projectors[search.task].scores(matches.products, vectors)
-        results = _SearchResults(matches, scores, calibration).list_hits(search, queries.ignored_words)
+        results = _SearchResults(matches, scores, calibration, offset).list_hits(
+            search, queries.ignored_words
+        )
         return results[0] if queries.single else results
 
     def add(
@@ -440,23 +443,25 @@ class _SearchResults:
     matches: Matches
     scores: Floats
     calibration: TaskCalibration | None
+    offset: float
 
     @cached_property
     def probabilities(self) -> Floats | None:
         """The probability of every hit, if there is a calibration."""
         if self.calibration is None:
             return None
-        return self.calibration.probabilities(self.scores.astype(np.float64))
+        paired = self.matches.read_last() < 0
+        return self.calibration.probabilities(self.scores.astype(np.float64), paired, self.offset)
 
     def list_hits(self, search: Search, ignored_words: Sequence[tuple[str, ...]]) -> list[Hits]:
         """Return the hits of each query that are asked for."""
         results, end, least = [], search.offset + search.k, search.min_probability
         for query, (records, words) in enumerate(zip(self.matches.records, ignored_words, strict=True)):
-            number = len(records)
-            if least is not None and self.probabilities is not None:  # they never rise with the rank
-                number = int(np.count_nonzero(self.probabilities[query, :number] >= least))
-            places = range(min(search.offset, number), min(end, number))
-            results.append(Hits.deferred(partial(self._make_hit, query), places, words, number > end))
+            chosen: Sequence[int] = range(len(records))
+            if least is not None and self.probabilities is not None:
+                chosen = np.flatnonzero(self.probabilities[query, : len(records)] >= least).tolist()
+            page = chosen[search.offset : end]
+            results.append(Hits.deferred(partial(self._make_hit, query), page, words, len(chosen) > end))
         return results
 
     def _make_hit(self, query: int, place: int) -> Hit:

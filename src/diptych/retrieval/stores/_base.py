@@ -118,12 +118,19 @@ class Matches(Sequence[list[tuple[Item, float]]]):
         For each query, what is stored of as many of its best items as were asked for.
     make_item
         Returns the item of a record.
+    read_last
+        Returns the last coordinate of the vector behind each product, 0 where there is none.
     """
 
     def __init__(
-        self, products: Floats, records: Sequence[Sequence[T]], make_item: Callable[[T], Item]
+        self,
+        products: Floats,
+        records: Sequence[Sequence[T]],
+        make_item: Callable[[T], Item],
+        read_last: Callable[[], Floats],
     ) -> None:
         self.products, self.records, self.make_item = products, records, make_item
+        self.read_last = read_last
 
     def __len__(self) -> int:
         return len(self.records)

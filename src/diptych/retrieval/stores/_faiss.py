@@ -279,6 +279,15 @@ class VectorIndex:
         parts = [chunk.only(keys).vectors for chunk in self._state.chunks]
         return np.concatenate(parts) if parts else np.empty((0, self.dimension), self.dtype)
 
+    def last_coordinates(self, keys: Keys) -> Floats:
+        """Return the last coordinate of the vectors under keys of any order; 0 for those without a vector."""
+        wanted, places = np.unique(keys, return_inverse=True)
+        last = np.zeros(len(wanted), np.float32)
+        for chunk in self._chunks:
+            rows = _rows_of(chunk.keys, wanted)
+            last[np.searchsorted(wanted, chunk.keys[rows])] = chunk.vectors[rows, -1]
+        return last[places].reshape(keys.shape)
+
     def _without(self, keys: Keys) -> Sequence[Chunk]:
         """Return the chunks without some keys; the caller holds the lock, and puts them in use."""
         unwanted = np.unique(np.asarray(keys, np.int64))

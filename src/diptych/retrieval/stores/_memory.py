@@ -252,7 +252,7 @@ class MemoryStore:
                 break
             where = None if where is None else replace(where, all_stored=False)
         assert records is not None
-        return Matches(products, records, self.table.make_item)
+        return Matches(products, records, self.table.make_item, lambda: index.last_coordinates(keys))
 
     def _is_settled(self, before: int, attempt: int) -> bool:
         """Return whether no item was replaced since ``before``, or there were enough attempts to read.
