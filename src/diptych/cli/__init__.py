@@ -111,10 +111,7 @@ class Encode(LazyGroup):
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": "markdown"}
 
 app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    **OPTIONS,
+    cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, **OPTIONS
 )
 encode = typer.Typer(cls=Encode, no_args_is_help=True, **OPTIONS)
 app.add_typer(encode, name="encode")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from diptych._checks import InputError
 from diptych.cli import _options as opt
@@ -26,7 +26,7 @@ def score(
     model: opt.Model,
     source: opt.Source,
     texts: opt.Texts = None,
-    out: Annotated[Path | None, option("CSV file of the scores.", "--out", "-o")] = None,
+    out: Path | None = option(None, "CSV file of the scores.", "-o"),
     *,
     table: SourceOptions,
     encoders: LoadOptions,
@@ -73,11 +73,10 @@ def score(
 def audit(
     source: opt.Source,
     texts: opt.Texts = None,
-    k: Annotated[int, option("Number of pairs to print.", "-k", min=1)] = 20,
-    out: Annotated[
-        list[Path] | None,
-        option("CSV file of all pairs, or HTML sheet of the lowest. May be repeated.", "--out", "-o"),
-    ] = None,
+    k: int = option(20, "Number of pairs to print.", "-k", min=1),
+    out: list[Path] | None = option(
+        None, "CSV file of all pairs, or HTML sheet of the lowest. May be repeated.", "-o"
+    ),
     *,
     table: SourceOptions,
     views: opt.Views = opt.VIEWS,

@@ -48,7 +48,7 @@ def add(
             metavar="SOURCE...", help="Image files, folders of photos, a table, or two files of features."
         ),
     ],
-    refit: Annotated[bool, option("Fit again, with the pairs added.", "--refit")] = False,
+    refit: bool = option(False, "Fit again, with the pairs added."),
     *,
     table: MetadataOptions,
     encoders: LoadOptions,
@@ -135,10 +135,8 @@ def _add_data(
 def learn(
     model: opt.Model,
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="What was searched for.")] = None,
-    right: Annotated[
-        list[str] | None, option("Id or path of an image that is right; repeat it for several.")
-    ] = None,
-    refit: Annotated[bool, option("Fit again, with all pairs since the last fit.", "--refit")] = False,
+    right: list[str] | None = option(None, "Id or path of an image that is right; repeat it for several."),
+    refit: bool = option(False, "Fit again, with all pairs since the last fit."),
     *,
     encoders: LoadOptions,
     run: RunOptions,
@@ -187,12 +185,11 @@ def remove(
 
 def duplicates(
     model: opt.Model,
-    view: Annotated[str, option("What to compare: image or text.")] = "image",
-    threshold: Annotated[
-        float | None,
-        option("Cosine from which two items are near-identical; by default chosen from the data."),
-    ] = None,
-    out: Annotated[Path | None, option("HTML file with small copies of the images.", "--out", "-o")] = None,
+    view: str = option("image", "What to compare: image or text."),
+    threshold: float | None = option(
+        None, "Cosine from which two items are near-identical; by default chosen from the data."
+    ),
+    out: Path | None = option(None, "HTML file with small copies of the images.", "-o"),
     *,
     run: RunOptions,
 ) -> None:
@@ -226,9 +223,9 @@ def info(model: opt.Model, *, run: RunOptions) -> None:
 
 def export(
     model: opt.Model,
-    out: Annotated[Path, option("ONNX file to write.", "--out", "-o")],
-    view: Annotated[str, option("Whose features the file takes: image or text.")] = "text",
-    task: Annotated[str, option("Whose vectors it returns: search or annotate.")] = "search",
+    out: Path = option(..., "ONNX file to write.", "-o"),
+    view: str = option("text", "Whose features the file takes: image or text."),
+    task: str = option("search", "Whose vectors it returns: search or annotate."),
     *,
     run: RunOptions,
 ) -> None:
@@ -245,13 +242,11 @@ def export(
 def push(
     model: opt.Model,
     repo: Repository,
-    private: Annotated[bool, option("Make a new repository private.", "--private")] = False,
-    branch: Annotated[str | None, option("Branch to push to. Default: main.")] = None,
-    message: Annotated[str, option("Message of the commit.")] = "Push model with diptych",
-    license: Annotated[str, option("Licence that the card names, such as cc-by-4.0.")] = "unknown",
-    keep_features: Annotated[
-        bool, option("Publish what others need to refit the model.", "--keep-features")
-    ] = False,
+    private: bool = option(False, "Make a new repository private."),
+    branch: str | None = option(None, "Branch to push to. Default: main."),
+    message: str = option("Push model with diptych", "Message of the commit."),
+    license: str = option("unknown", "Licence that the card names, such as cc-by-4.0."),
+    keep_features: bool = option(False, "Publish what others need to refit the model."),
     *,
     run: RunOptions,
 ) -> None:
@@ -278,14 +273,10 @@ def push(
 
 def pull(
     repo: Repository,
-    out: Annotated[Path, option("Folder to write the model to.", "--out", "-o")],
-    revision: Annotated[
-        str | None, option("A branch, a tag or a commit. Default: the newest on main.")
-    ] = None,
-    images: Annotated[
-        Path | None, option("Folder with the image files under their ids, if you have them.")
-    ] = None,
-    max_gigabytes: Annotated[float, option("Download no larger model.")] = 20.0,
+    out: Path = option(..., "Folder to write the model to.", "-o"),
+    revision: str | None = option(None, "A branch, a tag or a commit. Default: the newest on main."),
+    images: Path | None = option(None, "Folder with the image files under their ids, if you have them."),
+    max_gigabytes: float = option(20.0, "Download no larger model."),
     *,
     run: RunOptions,
 ) -> None:

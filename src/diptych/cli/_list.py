@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from diptych._checks import count
 from diptych.cli import _options as opt
@@ -15,18 +15,13 @@ if TYPE_CHECKING:
 
 def list(
     model: opt.Model,
-    where: Annotated[
-        str | None,
-        option(
-            "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
-        ),
-    ] = None,
-    order_by: Annotated[
-        str | None, option("Metadata key to order by; -KEY: the greatest first.", metavar="KEY")
-    ] = None,
-    view: Annotated[str | None, option("Only items of one view: image or text.")] = None,
-    limit: Annotated[int, option("Number of items.", "--limit", "-k", min=1)] = 20,
-    offset: Annotated[int, option("Leave out this many, for the next page.", min=0)] = 0,
+    where: str | None = option(
+        None, "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
+    ),
+    order_by: str | None = option(None, "Metadata key to order by; -KEY: the greatest first.", metavar="KEY"),
+    view: str | None = option(None, "Only items of one view: image or text."),
+    limit: int = option(20, "Number of items.", "-k", min=1),
+    offset: int = option(0, "Leave out this many, for the next page.", min=0),
     *,
     run: RunOptions,
 ) -> None:

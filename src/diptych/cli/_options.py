@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, check_view_names
-from diptych.cli._encoders import encoder_option
-from diptych.cli._run import option, run_option
+from diptych.cli._run import option
 
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
@@ -33,12 +32,20 @@ Texts = Annotated[
     Path | None, typer.Argument(metavar="[TEXTS]", help="Features of the second view, if SOURCE is features.")
 ]
 Views = Annotated[
-    str, data_option("What the pairs are, such as audio,text (docs/modalities.md).", metavar="NAME,NAME")
+    str,
+    typer.Option(
+        help="What the pairs are, such as audio,text (docs/modalities.md).",
+        metavar="NAME,NAME",
+        rich_help_panel="Data",
+    ),
 ]
 Vectors = Annotated[
-    Path | None, encoder_option("Word vectors for hkse. Default: learned from the training captions.")
+    Path | None,
+    typer.Option(
+        help="Word vectors for hkse. Default: learned from the training captions.", rich_help_panel="Encoders"
+    ),
 ]
-RandomState = Annotated[int | None, run_option("Random seed. Default: 0.")]
+RandomState = Annotated[int | None, typer.Option(help="Random seed. Default: 0.", rich_help_panel="Run")]
 MAX_CONFIG_BYTES = 2**20
 VIEWS = ",".join(IMAGE_AND_TEXT)
 """The default of ``--views``."""
@@ -48,11 +55,9 @@ VIEWS = ",".join(IMAGE_AND_TEXT)
 class ColumnOptions:
     """How to read a table of pairs."""
 
-    image_column: Annotated[str | None, data_option("Table column with the names of image files.")] = None
-    caption_column: Annotated[str | None, data_option("Table column with the captions.")] = None
-    encoding: Annotated[
-        str | None, data_option("Encoding of a CSV or TSV that is not UTF-8, such as cp1252.")
-    ] = None
+    image_column: str | None = data_option(None, "Table column with the names of image files.")
+    caption_column: str | None = data_option(None, "Table column with the captions.")
+    encoding: str | None = data_option(None, "Encoding of a CSV or TSV that is not UTF-8, such as cp1252.")
 
     def read(self, path: Path, views: ViewNames, *, needs_captions: bool = True) -> PairedDataset:
         """Read the pairs at ``path``."""
@@ -68,22 +73,18 @@ class ColumnOptions:
 class TableOptions(ColumnOptions):
     """How to read a table of pairs, and where its images are."""
 
-    images: Annotated[Path | None, data_option("Folder of the image files, or other files.", "--images")] = (
-        None
-    )
+    images: Path | None = data_option(None, "Folder of the image files, or other files.")
 
 
 @dataclass(frozen=True)
 class SourceOptions(TableOptions):
     """How to read pairs, or features of both views."""
 
-    pairs: Annotated[
-        Path | None,
-        data_option(
-            "For features: a pairs file or folder, or a .npy with the row of SOURCE for each text. Default: "
-            "row to row."
-        ),
-    ] = None
+    pairs: Path | None = data_option(
+        None,
+        "For features: a pairs file or folder, or a .npy with the row of SOURCE for each text. Default: "
+        "row to row.",
+    )
 
     def open(
         self, source: Path, texts: Path | None, views: ViewNames, *, needs_captions: bool = True
@@ -118,12 +119,11 @@ class SourceOptions(TableOptions):
 class MetadataOptions(SourceOptions):
     """How to read pairs, or features of both views, with metadata of the items."""
 
-    metadata: Annotated[
-        str | None,
-        data_option(
-            "Table columns whose values searches can filter by; all: every other column.", metavar="NAME,NAME"
-        ),
-    ] = None
+    metadata: str | None = data_option(
+        None,
+        "Table columns whose values searches can filter by; all: every other column.",
+        metavar="NAME,NAME",
+    )
 
 
 def read_views(names: str) -> ViewNames:

@@ -14,15 +14,7 @@ import typer
 from diptych._checks import InputError, Task, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
-from diptych.cli._run import (
-    RunOptions,
-    align,
-    exit_if_unreadable,
-    option,
-    say,
-    shorten,
-    split_readable,
-)
+from diptych.cli._run import RunOptions, align, exit_if_unreadable, option, say, shorten, split_readable
 
 if TYPE_CHECKING:
     from diptych.retrieval import Hit, Hits
@@ -32,30 +24,23 @@ if TYPE_CHECKING:
 MAX_NAMED_WORDS = 10
 _WEIGHT = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
 
-K = Annotated[int, option("Number of results.", "-k", min=1)]
+K = Annotated[int, typer.Option("-k", help="Number of results.", min=1)]
 
 
 @dataclass(frozen=True)
 class QueryOptions:
     """What is added to a query, and which hits are shown."""
 
-    offset: Annotated[int, option("Leave out this many of the best, for the next page.", min=0)] = 0
-    plus: Annotated[
-        list[str] | None,
-        option(
-            "A text or an image file to add to the query; PART:0.5 gives it a weight. May be repeated.",
-            metavar="PART",
-        ),
-    ] = None
-    minus: Annotated[
-        list[str] | None, option("What to subtract from the query, as --plus.", metavar="PART")
-    ] = None
-    where: Annotated[
-        str | None,
-        option(
-            "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
-        ),
-    ] = None
+    offset: int = option(0, "Leave out this many of the best, for the next page.", min=0)
+    plus: list[str] | None = option(
+        None,
+        "A text or an image file to add to the query; PART:0.5 gives it a weight. May be repeated.",
+        metavar="PART",
+    )
+    minus: list[str] | None = option(None, "What to subtract from the query, as --plus.", metavar="PART")
+    where: str | None = option(
+        None, "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
+    )
 
     @property
     def is_composed(self) -> bool:
@@ -72,14 +57,11 @@ class QueryOptions:
 class SearchOptions(QueryOptions):
     """What queries are, what is added to them, and which hits are shown."""
 
-    min_probability: Annotated[
-        float | None, option("Leave out what is less likely to be right.", min=0, max=1)
-    ] = None
-    features: Annotated[Path | None, option("File of features to search with, one query per row.")] = None
-    weighting: Annotated[
-        str | None,
-        option("To compare, of a fusion: a part alone that diptych info names, or uncorrected."),
-    ] = None
+    min_probability: float | None = option(None, "Leave out what is less likely to be right.", min=0, max=1)
+    features: Path | None = option(None, "File of features to search with, one query per row.")
+    weighting: str | None = option(
+        None, "To compare, of a fusion: a part alone that diptych info names, or uncorrected."
+    )
 
 
 def search(
@@ -128,9 +110,7 @@ def annotate(
 def similar(
     model: opt.Model,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A text, or an image file.")],
-    image: Annotated[
-        bool, option("QUERY is of the first view; only needed where that is no file.", "--image")
-    ] = False,
+    image: bool = option(False, "QUERY is of the first view; only needed where that is no file."),
     k: K = 10,
     *,
     options: QueryOptions,

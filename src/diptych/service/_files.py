@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -82,6 +82,19 @@ _VARIABLE_PREFIXES = ("PYTHON", "DYLD_", "LC_")
 
 
 @dataclass(frozen=True)
+class Upload:
+    """A file that was sent, and its name."""
+
+    content: bytes
+    name: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of its name, in lower case."""
+        return suffix(self.name)
+
+
+@dataclass(frozen=True)
 class WebpImage:
     """A decoded image, written again as WebP for browsers."""
 
@@ -120,11 +133,6 @@ class Decoder:
                 raise UnreadableImage(result["error"])
             return result, payload
         raise UnreadableImage("decoding the image crashed the decoder; send another image.")
-
-    def load_pixels(self, content: bytes = b"", path: str | None = None) -> Image.Image:
-        """Decode an uploaded image, or the file of a stored one, for an encoder."""
-        result, payload = self.decode({"path": path} if path else {}, content)
-        return Image.frombytes("RGB", (result["width"], result["height"]), payload)
 
     def _exchange(
         self, process: subprocess.Popen[bytes], job: dict[str, Any], content: bytes
@@ -189,9 +197,15 @@ class Images:
         for _ in self._decoders:
             self._threads.submit(self._call, Decoder.start)
 
-    async def load_pixels(self, content: bytes = b"", path: str | None = None) -> Image.Image:
+    async def load_pixels(self, source: Upload | Path) -> Image.Image:
         """Decode an uploaded image, or the file of a stored one, for an encoder."""
-        return await self._run(lambda decoder: decoder.load_pixels(content, path))
+        job = ({}, source.content) if isinstance(source, Upload) else ({"path": str(source)}, b"")
+
+        def load(decoder: Decoder) -> Image.Image:
+            result, payload = decoder.decode(*job)
+            return Image.frombytes("RGB", (result["width"], result["height"]), payload)
+
+        return await self._run(load)
 
     async def load_webp(self, version: str, item_id: str, path: str, side: int) -> WebpImage:
         """Return a stored image, at most ``side`` wide and high; never the bytes of its file."""
@@ -348,13 +362,12 @@ def encode_first_view(encoders: Encoders, inputs: list[str]) -> np.ndarray[Any, 
 
 
 @contextlib.contextmanager
-def temporary_file(content: bytes, ending: str) -> Iterator[str]:
+def temporary_file(upload: Upload) -> Iterator[str]:
     """Write an upload to a temporary file; yield its path."""
     with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
-        path = os.path.join(folder, f"upload{ending}")
-        with open(path, "wb") as file:
-            file.write(content)
-        yield path
+        path = Path(folder, f"upload{upload.suffix}")
+        path.write_bytes(upload.content)
+        yield str(path)
 
 
 def _no_file(reason: str) -> Problem:

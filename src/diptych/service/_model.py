@@ -31,7 +31,15 @@ from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import Listing
 from diptych.retrieval.stores._files import FOR_PEOPLE
 from diptych.retrieval.stores._folder import FolderStore
-from diptych.service._files import MEDIA_TYPES, Media, encode_first_view, media_of, suffix, temporary_file
+from diptych.service._files import (
+    MEDIA_TYPES,
+    Media,
+    Upload,
+    encode_first_view,
+    media_of,
+    suffix,
+    temporary_file,
+)
 from diptych.service._limits import UnreadableFile
 from diptych.service._schemas import Matrix
 from diptych.service._writes import Writer
@@ -130,15 +138,16 @@ class LoadedModel:
         powers = zip(model.weighting, (self.views.image, self.views.text), strict=True)
         return ", ".join(f"Σ^{power:g} on {plural(name)}" for power, name in powers)
 
-    def encode_file(self, content: bytes, name: str) -> np.ndarray[Any, Any]:
-        """Return the features of an uploaded file, from an encoder that reads files itself."""
-        ending = suffix(name)
-        if ending not in self.upload_suffixes:
+    def encode_file(self, source: Upload | Path) -> np.ndarray[Any, Any]:
+        """Return the features of an uploaded or stored file, from an encoder that reads files itself."""
+        if isinstance(source, Path):
+            return encode_first_view(self.retriever.encoders, [str(source)])
+        if source.suffix not in self.upload_suffixes:
             accepted = ", ".join(sorted(self.upload_suffixes))
             raise UnreadableFile(
-                f"files that end in {ending[:10]!r} are not accepted; send one of {accepted}."
+                f"files that end in {source.suffix[:10]!r} are not accepted; send one of {accepted}."
             )
-        with temporary_file(content, ending) as path:
+        with temporary_file(source) as path:
             return encode_first_view(self.retriever.encoders, [path])
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:

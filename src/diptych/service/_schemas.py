@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import unquote
 
@@ -29,6 +28,7 @@ from starlette.datastructures import UploadFile
 from diptych._checks import InputError, count
 from diptych.retrieval._inputs import MAX_WEIGHT, read_listing
 from diptych.retrieval.stores._base import Listing
+from diptych.service._files import Upload
 from diptych.service._limits import Limits, Problem, invalid_request
 from diptych.service._security import media_type
 
@@ -146,15 +146,7 @@ def _examples(*examples: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": list(examples)})
 
 
-@dataclass(frozen=True)
-class FormFile:
-    """A file that was sent in a form."""
-
-    name: str
-    content: bytes
-
-
-Files = SkipJsonSchema[list[InstanceOf[FormFile]]]
+Files = SkipJsonSchema[list[InstanceOf[Upload]]]
 """Files of a form; JSON has none."""
 
 JSON_FIELDS = frozenset({"where", "plus", "minus", "metadata"})
@@ -178,11 +170,15 @@ class RequestBody(BaseModel):
         """Read and check the body of a request."""
         kind = media_type(request.headers)
         if kind == "multipart/form-data" and cls.form_fields:
-            return cls.check(await cls._read_form(request, limits), limits)
-        if kind != "application/json":
+            content = await cls._read_form(request, limits)
+        elif kind == "application/json":
+            content = _parse_json(await request.body())
+        else:
             form = "multipart/form-data with a file, or " if cls.form_fields else ""
             raise Problem(415, "wrong-type", f"send {form}application/json.")
-        return cls.check(_parse_json(await request.body()), limits)
+        body = cls.check(content, limits)
+        request.state.queries = body.names
+        return body
 
     @classmethod
     def check(cls, content: Any, limits: Limits) -> Self:
@@ -197,11 +193,16 @@ class RequestBody(BaseModel):
     def check_limits(self, limits: Limits) -> None:
         """Refuse a request that exceeds the limits of this server."""
 
+    @property
+    def names(self) -> list[Any]:
+        """The queries, for the response and the log: texts, ids or file names, None for features."""
+        return []
+
     @classmethod
     async def _read_form(cls, request: Request, limits: Limits) -> dict[str, Any]:
         async with request.form(max_files=limits.batch, max_fields=limits.batch + 8) as form:
             parts = [part for part in form.getlist("image") if isinstance(part, UploadFile)]
-            content: dict[str, Any] = {"image": [FormFile(p.filename or "", await p.read()) for p in parts]}
+            content: dict[str, Any] = {"image": [Upload(await p.read(), p.filename or "") for p in parts]}
         for name in set(form) - {"image"}:
             values = [part for part in form.getlist(name) if isinstance(part, str)]
             content[name] = values if name in LIST_FIELDS else values[-1] if values else None
@@ -232,7 +233,7 @@ class Query(RequestBody):
 
     @property
     def names(self) -> list[Any]:
-        """The queries as the response repeats them: texts, ids or file names, None for a row of features."""
+        """The queries, for the response and the log: texts, ids or file names, None for features."""
         if self.features is not None:
             return [None] * count_rows(self.features)
         return self.id if self.id is not None else self.texts or [file.name for file in self.files]
@@ -244,7 +245,7 @@ class Query(RequestBody):
         return texts or []
 
     @property
-    def files(self) -> list[FormFile]:
+    def files(self) -> list[Upload]:
         """The files among the queries."""
         return getattr(self, "image", [])
 
@@ -388,7 +389,7 @@ class FirstViewQuery(TextQuery):
 
 
 def _as_images(value: Any) -> Any:
-    is_form = isinstance(value, list) and all(isinstance(file, FormFile) for file in value)
+    is_form = isinstance(value, list) and all(isinstance(file, Upload) for file in value)
     return {"image": value} if is_form else value
 
 
@@ -418,6 +419,11 @@ class ScoreRequest(RequestBody):
             what = f"{count(images, 'image')} for {count(texts, 'text')}"
             raise ValueError(f"got {what}; give one for each text, or one in all")
         return self
+
+    @property
+    def names(self) -> list[Any]:
+        """The images and texts, for the log."""
+        return [*self.image.names, *self.text.names]
 
     def check_limits(self, limits: Limits) -> None:
         """Refuse a request that exceeds the limits of this server."""
@@ -553,6 +559,11 @@ class LearnRequest(RequestBody):
         if (self.text is None) == (self.features is None):
             raise ValueError("give exactly one of text or features")
         return self
+
+    @property
+    def names(self) -> list[Any]:
+        """The text, for the log."""
+        return [self.text]
 
     def check_limits(self, limits: Limits) -> None:
         """Refuse a request that exceeds the limits of this server."""

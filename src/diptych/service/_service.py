@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
 
@@ -20,12 +21,12 @@ from diptych.retrieval._inputs import Queries, QueryPart
 from diptych.retrieval._items import QUERIED, VIEWS, Item, View
 from diptych.service import _schemas as schemas
 from diptych.service._batching import Batcher
-from diptych.service._files import Images, SentFile, WebpImage, check_file, encode_first_view, suffix
+from diptych.service._files import Images, SentFile, Upload, WebpImage, check_file, encode_first_view
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, unknown_item
 from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._schemas import Matrix
 from diptych.service._security import Access
-from diptych.service._writes import Addition, Upload, Writer
+from diptych.service._writes import Addition, Writer
 
 log = logging.getLogger("diptych.service")
 
@@ -182,13 +183,13 @@ class Service:
     async def _read_queries(self, model: LoadedModel, view: View, query: schemas.Query) -> list[str] | Matrix:
         """Return the features of queries of a view, or texts, which are encoded together with others."""
         if query.files:
-            return np.concatenate([await self._encode_file(model, f.content, f.name) for f in query.files])
+            return await self._encode(model, view, query.files)
         if query.features is not None:
             return await self.look_up(model.join_features, view, query.features)
         if query.id is not None:
             return await self._item_features(model, view, query.id)
         if view == "image":
-            return await self._encode_first_texts(model, query.texts)
+            return await self._encode(model, view, query.texts)
         _check_encoder(model, view)
         return query.texts
 
@@ -219,31 +220,37 @@ class Service:
 
     # Encoding
 
-    async def _encode_file(
-        self, model: LoadedModel, content: bytes = b"", name: str = "", path: str | None = None
-    ) -> Matrix:
-        """Return the features of an uploaded or stored image or other file; only a few are in memory."""
-        _check_encoder(model, "image")
-        encoders = model.retriever.encoders
-        if model.inputs == "texts":
-            raise InputError(f"this model takes texts for {with_article(model.views.image)}, not files.")
-        with self._images_waiting:
-            async with self._encoding:
-                if model.inputs == "images":
-                    image = await self.images.load_pixels(content, path)
-                    return await self.batcher.run(encoders.encode_images, [image])
-                if path is not None:
-                    return await self.batcher.run(encode_first_view, encoders, [path])
-                return await self.batcher.run(model.encode_file, content, name)
+    async def _encode(self, model: LoadedModel, view: View, sources: Sequence[Upload | Path | str]) -> Matrix:
+        """Return the features of texts, uploads or stored files; only a few images are in memory."""
+        _check_encoder(model, view)
+        encoders, first = model.retriever.encoders, with_article(model.views.image)
+        if view == "text":
+            return await self.batcher.run(encoders.encode_texts, sources)
+        are_texts = isinstance(sources[0], str)
+        if are_texts and model.inputs != "texts":
+            raise InputError(f"this model takes files for {first}; send one as a form.")
+        if model.inputs == "texts" and not are_texts:
+            raise InputError(f"this model takes texts for {first}, not files.")
+        if are_texts:
+            return await self.batcher.run(encode_first_view, encoders, sources)
+        rows = []
+        for source in sources:
+            with self._images_waiting:
+                async with self._encoding:
+                    if model.inputs == "images":
+                        image = await self.images.load_pixels(source)
+                        rows.append(await self.batcher.run(encoders.encode_images, [image]))
+                    else:
+                        rows.append(await self.batcher.run(model.encode_file, source))
+        return np.concatenate(rows)
 
-    async def _encode_first_texts(self, model: LoadedModel, texts: list[str]) -> Matrix:
-        """Return the features of texts of the first view, such as molecules."""
-        _check_encoder(model, "image")
-        if model.inputs != "texts":
-            raise InputError(
-                f"this model takes files for {with_article(model.views.image)}; send one as a form."
-            )
-        return await self.batcher.run(encode_first_view, model.retriever.encoders, texts)
+    async def _encode_new(
+        self, model: LoadedModel, view: View, sources: Sequence[Upload | str], features: Any
+    ) -> Matrix | None:
+        """Return the features that a request sent, or those of its files or texts; None without either."""
+        if features is not None:
+            return await self.look_up(model.join_features, view, features)
+        return await self._encode(model, view, sources) if sources else None
 
     async def _item_features(self, model: LoadedModel, view: View, ids: list[str]) -> Matrix:
         """Return the features of stored items, encoded again where the model does not keep them."""
@@ -264,17 +271,15 @@ class Service:
             raise Problem(
                 422, "no-features", "this item has neither stored features nor a source to encode again."
             )
-        if view == "text":
-            return await self.batcher.run(model.retriever.encoders.encode_texts, sources)
         if by_text:
-            return await self._encode_first_texts(model, sources)
-        blocks = []
+            return await self._encode(model, view, sources)
+        rows = []
         for item_id, path in zip(ids, sources, strict=True):
             try:
-                blocks.append(await self._encode_file(model, path=path))
+                rows.append(await self._encode(model, view, [Path(path)]))
             except (UnreadableImage, UnreadableFile):
                 raise _unreadable_file(model, item_id) from None
-        return np.concatenate(blocks)
+        return np.concatenate(rows)
 
     # Files of items
 
@@ -346,49 +351,26 @@ class Service:
 
     async def _encode_addition(self, model: LoadedModel, body: schemas.AddRequest) -> Addition:
         """Return what is to be added, with its features."""
-        source = _read_source(model, body)
-        if source is None and body.features is None and not body.all_captions:
+        sources = _list_sources(model, body)
+        if not sources and body.features is None and not body.all_captions:
             nouns = " nor ".join(with_article(model.noun(view)) for view in VIEWS)
             raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
-        rows = await self._encode_source(model, source, body.features)
-        caption_rows = None
-        if body.caption_features is not None:
-            caption_rows = await self.look_up(model.join_features, "text", body.caption_features)
-        elif body.captions:
-            _check_encoder(model, "text")
-            caption_rows = await self.batcher.run(model.retriever.encoders.encode_texts, body.captions)
+        rows = await self._encode_new(model, "image", sources, body.features)
+        caption_rows = await self._encode_new(model, "text", body.captions, body.caption_features)
         item_id = body.id or f"item-{uuid4().hex[:12]}"
+        source = next(iter(sources), None)
         return Addition(source, rows, body.all_captions, caption_rows, body.metadata, item_id)
 
     async def _encode_content(
         self, model: LoadedModel, item_id: str, body: schemas.UpdateRequest
     ) -> tuple[Upload | str | None, Matrix | None]:
         """Return the new file or text of an item, if there is one, and its features."""
-        view, source = await self._find_view(model, item_id), _read_source(model, body)
-        if view == "image":
-            return source, await self._encode_source(model, source, body.features)
-        if isinstance(source, Upload):
+        view, sources = await self._find_view(model, item_id), _list_sources(model, body)
+        if view == "text" and body.image:
             raise InputError(
                 f"{item_id!r} is {with_article(model.noun(view))}; send text in place of a file."
             )
-        if body.features is not None:
-            return source, await self.look_up(model.join_features, view, body.features)
-        if source is None:
-            return None, None
-        _check_encoder(model, view)
-        return source, await self.batcher.run(model.retriever.encoders.encode_texts, [source])
-
-    async def _encode_source(
-        self, model: LoadedModel, source: Upload | str | None, features: Any
-    ) -> Matrix | None:
-        """Return the features of a file or text of the first view; None if there is none."""
-        if features is not None:
-            return await self.look_up(model.join_features, "image", features)
-        if isinstance(source, str):
-            return await self._encode_first_texts(model, [source])
-        if source is not None:
-            return await self._encode_file(model, source.content, f"x{source.suffix}")
-        return None
+        return next(iter(sources), None), await self._encode_new(model, view, sources, body.features)
 
     async def _change(self, change: Callable[..., T], *args: Any) -> T:
         """Change the items of the model; the caller holds the lock."""
@@ -399,11 +381,10 @@ class Service:
             raise Problem(507, "disk", f"the change could not be written to disk ({reason}).") from None
 
 
-def _read_source(model: LoadedModel, body: schemas.Content) -> Upload | str | None:
-    """Return the file or the text of a request; None if it has neither."""
-    for file in body.image:
-        return Upload(file.content, "" if model.inputs == "images" else suffix(file.name))
-    return body.text
+def _list_sources(model: LoadedModel, body: schemas.Content) -> list[Upload | str]:
+    """Return the file or the text of a request, if it has one; the name of an image is of no use."""
+    files = [Upload(file.content) if model.inputs == "images" else file for file in body.image]
+    return [*files, *([] if body.text is None or files else [body.text])]
 
 
 def _check_encoder(model: LoadedModel, view: View) -> None:
