@@ -30,10 +30,7 @@ def test_queries_are_composed_of_texts_items_and_features(client, retriever, eas
         "minus": [{"features": row.tolist(), "weight": 0.5}, {"text": "a tree"}],
     }
     expected = retriever.search(
-        "a red star",
-        k=50,
-        plus=["night", (path_of(easy.image), 2), easy.text],
-        minus=[(row, 0.5), "a tree"],
+        "a red star", k=50, plus=["night", (path_of(easy.image), 2), easy.text], minus=[(row, 0.5), "a tree"]
     )
     found = result(client.post("/v1/search", json=body))
     assert [hit["id"] for hit in found["hits"]] == names(expected)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from diptych._checks import count
 from diptych.cli import _options as opt
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 def list(
     model: opt.Model,
-    where: str | None = option(
-        None, "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
-    ),
+    where: opt.Where = None,
     order_by: str | None = option(None, "Metadata key to order by; -KEY: the greatest first.", metavar="KEY"),
     view: str | None = option(None, "Only items of one view: image or text."),
     limit: int = option(20, "Number of items.", "-k", min=1),
@@ -41,15 +39,11 @@ def list(
     run.show(content, _describe(items, f"{len(items):,} of {count(total, noun)}"))
 
 
-def _describe(items: Any, summary: str) -> Iterator[str]:
+def _describe(items: Sequence[Item], summary: str) -> Iterator[str]:
     width = max((len(item.id) for item in items), default=0)
     for item in items:
         about = ", ".join(f"{name} = {value}" for name, value in item.metadata.items())
-        yield "  ".join(filter(None, (f"{item.id:{width}}", _content(item), about))).rstrip()
+        content = item.text or (item.path and shorten(item.path)) or item.id
+        parts = (f"{item.id:{width}}", "" if content == item.id else content, about)
+        yield "  ".join(filter(None, parts)).rstrip()
     yield summary
-
-
-def _content(item: Item) -> str:
-    """Return the text or file of an item, if its id is another."""
-    content = item.text or (item.path and shorten(item.path)) or ""
-    return "" if content == item.id else content

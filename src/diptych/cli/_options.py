@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,12 @@ Vectors = Annotated[
     Path | None,
     typer.Option(
         help="Word vectors for hkse. Default: learned from the training captions.", rich_help_panel="Encoders"
+    ),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILTER", help="Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON."
     ),
 ]
 RandomState = Annotated[int | None, typer.Option(help="Random seed. Default: 0.", rich_help_panel="Run")]
@@ -179,16 +185,13 @@ def list_hkse_settings() -> list[str]:
     return [name for name in HKSE().get_params() if name not in ("vectors", "tokenizer")]
 
 
-@contextmanager
-def open_engine(address: str | None) -> Iterator[Any]:
-    """Yield the engine of ``--dask``, if any: a Dask cluster, or one on this machine."""
+def open_engine(address: str | None) -> AbstractContextManager[Any]:
+    """Return the engine of ``--dask``, if any: a Dask cluster, or one on this machine."""
     if address is None:
-        yield None
-        return
+        return nullcontext()
     from diptych.distributed import DaskEngine
 
-    with DaskEngine(None if address == "local" else address) as engine:
-        yield engine
+    return DaskEngine(None if address == "local" else address)
 
 
 def _read_columns(names: str | None) -> list[str] | Literal["all"] | None:

@@ -121,7 +121,7 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _make_parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    """Return a parameter as typer reads it; a flag is ``--its-name`` alone, without ``--no-its-name``."""
+    """Return a parameter as typer reads it; a flag has no second name that turns it off."""
     if isinstance(default, Field):
         if default.metadata:
             settings = dict(default.metadata)
@@ -235,16 +235,13 @@ def shorten(path: str) -> str:
     return path[len(here) :] if path.startswith(here) else path
 
 
-@contextlib.contextmanager
-def limit_threads(threads: int | None) -> Iterator[None]:
+def limit_threads(threads: int | None) -> contextlib.AbstractContextManager[Any]:
     """Run the numerical libraries on that many threads; None: on all cores."""
     if threads is None:
-        yield
-        return
+        return contextlib.nullcontext()
     import threadpoolctl
 
-    with threadpoolctl.threadpool_limits(threads):
-        yield
+    return threadpoolctl.threadpool_limits(threads)
 
 
 def split_readable(sources: Iterable[str], encoders: Encoders) -> tuple[list[str], dict[str, str]]:

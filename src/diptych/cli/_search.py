@@ -38,9 +38,7 @@ class QueryOptions:
         metavar="PART",
     )
     minus: list[str] | None = option(None, "What to subtract from the query, as --plus.", metavar="PART")
-    where: str | None = option(
-        None, "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
-    )
+    where: opt.Where = None
 
     @property
     def is_composed(self) -> bool:

@@ -76,14 +76,6 @@ class LoadedModel:
     _description: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(
-        cls, folder: Path, image_encoder: Any = None, text_encoder: Any = None, *, send_files: bool = False
-    ) -> LoadedModel:
-        """Load a model folder."""
-        retriever = Retriever.load(folder, image_encoder, text_encoder)
-        return cls.of(retriever, folder, send_files=send_files)
-
-    @classmethod
     def of(cls, retriever: Retriever, folder: Path, *, send_files: bool) -> LoadedModel:
         """Return the model of a folder that a retriever has loaded."""
         text = ""
@@ -94,7 +86,7 @@ class LoadedModel:
         return cls(retriever, Path(folder).absolute().name, retriever.version, text, send_files)
 
     def __post_init__(self) -> None:
-        """Tell the operator of missing encoders."""
+        # For the operator: clients are not told which encoders are missing.
         for error in self.encoder_errors.values():
             log.warning("%s", error)
 
@@ -307,13 +299,22 @@ class ModelHolder:
         self.reloads = {"loaded": 0, "failed": 0}
 
     @classmethod
-    def open(cls, folder: Path, *, writable: bool = False, **options: Any) -> ModelHolder:
-        """Load a model folder as ``LoadedModel.load`` does; if ``writable``, items may be changed."""
+    def open(
+        cls,
+        folder: Path,
+        *,
+        writable: bool = False,
+        image_encoder: Any = None,
+        text_encoder: Any = None,
+        send_files: bool = False,
+    ) -> ModelHolder:
+        """Load a model folder; if ``writable``, items may be changed."""
         if writable:  # changes go to this folder, even if a link to it is changed later
             folder = real_folder(folder)
 
         def load() -> LoadedModel:
-            return LoadedModel.load(folder, **options)
+            retriever = Retriever.load(folder, image_encoder, text_encoder)
+            return LoadedModel.of(retriever, folder, send_files=send_files)
 
         model = load()
         writer = Writer(folder, model.retriever) if writable else None
@@ -325,30 +326,25 @@ class ModelHolder:
             await asyncio.sleep(seconds)
             await self.refresh()
 
-    async def refresh(self) -> bool:
-        """Load the model that is current now, if it is another; return whether that was done."""
-        if self._load is None:
-            return False
+    async def refresh(self) -> None:
+        """Load the model that is current now, if it is another."""
+        failure = ""
         try:
-            model = await asyncio.to_thread(self._find_new)
+            if (model := await asyncio.to_thread(self._find_new)) is not None:
+                self.current = model
+                self.reloads["loaded"] += 1
+                log.info("loaded version %s", model.version)
         except (InputError, OSError) as error:
-            if str(error) != self._failure:
+            failure = str(error)
+            if failure != self._failure:
                 self.reloads["failed"] += 1
                 log.error("the new model cannot be loaded: %s", error)
-            self._failure = str(error)
-            return False
-        self._failure = ""
-        if model is None:
-            return False
-        self.current = model
-        self.reloads["loaded"] += 1
-        log.info("loaded version %s", model.version)
-        return True
+        self._failure = failure
 
     def _find_new(self) -> LoadedModel | None:
         """Return the model that is current now; None if it is the loaded one."""
-        assert self._load is not None
-        assert self._folder is not None
+        if self._load is None or self._folder is None:
+            return None
         model, store = self.current, self.current.retriever.store
         if isinstance(store, FolderStore) and not store.is_in(real_folder(self._folder)):
             # A writable server stays with the folder that it was started on.

@@ -282,12 +282,7 @@ def _as_part(value: Any) -> Any:
 
 
 Parts = Annotated[
-    list[
-        Annotated[
-            Part,
-            BeforeValidator(_as_part, json_schema_input_type=Text | Part),
-        ]
-    ],
+    list[Annotated[Part, BeforeValidator(_as_part, json_schema_input_type=Text | Part)]],
     Field(max_length=MAX_PARTS),
 ]
 
