@@ -64,6 +64,8 @@ def test_parts_come_with_an_uploaded_image(client, retriever, easy, path_of):
 def test_ignored_words_of_all_texts_are_named(client):
     body = {"text": "a red quokka", "plus": ["a wombat boat"], "minus": ["a numbat star"]}
     assert result(client.post("/v1/search", json=body))["ignored_words"] == ["quokka", "wombat", "numbat"]
+    several = client.post("/v1/search", json={"text": ["a red quokka", "a star"]}).json()["results"]
+    assert [part["ignored_words"] for part in several] == [["quokka"], []]
 
 
 def test_a_string_is_never_a_file(client, path_of, easy, tmp_path):
@@ -111,6 +113,13 @@ def test_wrong_requests_say_what_is_wrong(client):
         assert words in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "[1, NaN]"])
+def test_a_filter_by_nan_or_infinity_is_refused(client, value):
+    body = f'{{"text": "a star", "where": {{"split": {value}}}}}'
+    answer = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+
+
 def test_deep_requests_are_refused(client):
     for field, (start, middle, end) in {
         "where": ('{"$not":', '{"split": "x"}', "}"),
@@ -152,8 +161,10 @@ def test_filters_have_operators_and_expressions(client, retriever):
         'not split = "train"',
         {"$and": ['split != "train"', {"split": {"$exists": True}}]},
         '{"split": {"$nin": ["train"]}}',
+        {"split": ["val", "test"]},
     ):
         assert ids(client.post("/v1/search", json={"text": "a red star", "where": where})) == expected
+    assert ids(client.post("/v1/search", json={"text": "a red star", "where": {"split": "none such"}})) == []
 
 
 @pytest.fixture(scope="module")

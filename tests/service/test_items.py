@@ -5,12 +5,10 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from diptych import Retriever
-from other_views import fit_molecules
 from servers import ids, in_process, problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
@@ -194,15 +192,6 @@ def test_items_in_memory_are_listed_and_a_read_only_server_changes_none(client, 
         client.patch("/v1/items/a", json={"metadata": {}}),
     ):
         assert problem(answer) == (403, "read-only")
-
-
-def test_texts_of_the_first_view_are_changed():
-    retriever = fit_molecules()
-    item = retriever.items("image")[0]
-    changed = retriever.update(item.id, text="CCO")
-    assert (changed.text, changed.view) == ("CCO", "image")
-    features = retriever.encoders.encode_images(["CCO"])
-    np.testing.assert_allclose(retriever.store.features("image", [item.id]), features, rtol=1e-6)
 
 
 def test_a_confirmed_pair_is_a_caption_of_the_image(writable, client, copied_folder):

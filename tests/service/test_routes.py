@@ -36,32 +36,6 @@ def test_results_are_in_the_order_of_the_queries(client, retriever, easy):
         assert ids(answer, at) == [hit.id for hit in retriever.search(text, k=3)]
 
 
-@pytest.mark.parametrize("where", [None, {"split": "train"}])
-def test_ignored_words_are_named(client, where):
-    body = {"text": ["a red quokka", "a star"], "k": 3, "where": where}
-    results = client.post("/v1/search", json=body).json()["results"]
-    assert [part["ignored_words"] for part in results] == [["quokka"], []]
-    schema = client.get("/v1/openapi.json").json()["components"]["schemas"]["QueryResult"]
-    assert "does not know" in schema["properties"]["ignored_words"]["description"]
-
-
-def test_search_by_the_id_of_a_stored_caption(client, easy):
-    by_id = client.post("/v1/search", json={"id": easy.id, "k": 5})
-    by_text = client.post("/v1/search", json={"text": easy.text, "k": 5})
-    assert ids(by_id) == ids(by_text)
-
-
-def test_where_filters_by_metadata(client, easy):
-    for split in ("train", "test"):
-        answer = client.post("/v1/search", json={"text": easy.text, "k": 5, "where": {"split": split}})
-        hits = answer.json()["results"][0]["hits"]
-        assert len(hits) == 5
-        assert {hit["metadata"]["split"] for hit in hits} == {split}
-    both = client.post("/v1/search", json={"text": easy.text, "where": {"split": ["val", "test"]}})
-    assert {hit["metadata"]["split"] for hit in both.json()["results"][0]["hits"]} <= {"val", "test"}
-    assert ids(client.post("/v1/search", json={"text": easy.text, "where": {"split": "none such"}})) == []
-
-
 def test_an_uploaded_and_a_stored_image_get_the_same_captions(client, easy, path_of):
     with open(path_of(easy.image), "rb") as file:
         uploaded = client.post("/v1/annotate", files={"image": file}, data={"k": "6"})
@@ -81,11 +55,6 @@ def test_several_images_with_a_filter(client, retriever, easy, path_of):
             path_of(name), k=4, where=lambda item: item.metadata["split"] == "train"
         )
         assert ids(answer, at) == [hit.id for hit in expected]
-
-
-def test_an_item_is_most_similar_to_itself(client, easy):
-    assert ids(client.post("/v1/similar", json={"id": easy.image, "k": 3}))[0] == easy.image
-    assert ids(client.post("/v1/similar", json={"id": easy.id, "k": 3}))[0] == easy.id
 
 
 def test_items_and_their_images(client, easy, path_of):
@@ -196,11 +165,6 @@ def test_other_content_than_json_and_forms_is_refused(client):
             headers = {} if kind is None else {"content-type": kind}
             other = client.post(f"/v1/{path}", content=b"{not json", headers=headers)
             assert problem(other) == (415, "wrong-type")
-
-
-def test_an_id_of_the_other_view_is_refused(client, easy):
-    assert client.post("/v1/search", json={"id": easy.image}).status_code == 422
-    assert client.post("/v1/annotate", json={"id": easy.id}).status_code == 422
 
 
 def test_a_model_of_features_is_searched_by_its_items(make_client, of_features, caplog):

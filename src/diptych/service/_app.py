@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
@@ -455,22 +454,20 @@ def _takes(
 
 def _describe(app: FastAPI, limits: Limits) -> dict[str, Any]:
     """Return the OpenAPI description, with request bodies, problem details and the limits of this server."""
-    if app.openapi_schema is None:
-        description = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
-        )
-        models: list[Any] = [(model, "validation") for model in (*_BODIES, ProblemDetails)]
-        components = models_json_schema(models, ref_template=_REFERENCE)[1]["$defs"]
-        for schema in components.values():
-            _add_limits(schema.get("properties", {}), limits)
-        for model in _BODIES:
-            if model.form_fields:
-                components[f"{model.__name__}Form"] = _describe_form(
-                    model, components[model.__name__]["properties"]
-                )
-        description["components"]["schemas"] |= components
-        app.openapi_schema = description
-    return app.openapi_schema
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    description = FastAPI.openapi(app)
+    models: list[Any] = [(model, "validation") for model in (*_BODIES, ProblemDetails)]
+    components = models_json_schema(models, ref_template=_REFERENCE)[1]["$defs"]
+    for schema in components.values():
+        _add_limits(schema.get("properties", {}), limits)
+    for model in _BODIES:
+        if model.form_fields:
+            components[f"{model.__name__}Form"] = _describe_form(
+                model, components[model.__name__]["properties"]
+            )
+    description["components"]["schemas"] |= components
+    return description
 
 
 def _describe_form(body: type[schemas.RequestBody], properties: dict[str, Any]) -> dict[str, Any]:

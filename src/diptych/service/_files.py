@@ -184,7 +184,7 @@ class Images:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._decoders = [Decoder(limits) for _ in range(limits.decoders)]
-        self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
+        self._free = queue.SimpleQueue[Decoder]()
         for decoder in self._decoders:
             self._free.put(decoder)
         self._threads = ThreadPoolExecutor(limits.decoders, "images")

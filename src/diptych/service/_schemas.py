@@ -95,13 +95,19 @@ def _parse_features(value: Any) -> Matrix | dict[str, Matrix] | None:
 def _check_where(where: Any) -> Any:
     if not isinstance(where, dict | str):
         raise ValueError("expected an object, or an expression")
+    return _check_length(where, MAX_FILTER)
+
+
+def _check_length(value: Any, most: int) -> Any:
+    """Refuse an expression, or an object as JSON, that is too long."""
     try:
-        size = len(where if isinstance(where, str) else json.dumps(where, allow_nan=False))
+        content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        content.encode()
     except (ValueError, RecursionError):
-        raise ValueError("it is not plain JSON values") from None
-    if size > MAX_FILTER:
-        raise ValueError(f"it has {size} characters; at most {MAX_FILTER} are accepted")
-    return where
+        raise ValueError("it must be plain JSON values") from None
+    if len(content) > most:
+        raise ValueError(f"it has {len(content)} characters; at most {most} are accepted")
+    return value
 
 
 _ROW = {"type": "array", "items": {"type": "number"}, "minItems": 1}
@@ -306,7 +312,6 @@ class PagedQuery(Query):
     minus: Parts = Field(default_factory=list, description="What to subtract from a single query.")
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a search that exceeds the limits of this server."""
         if self.k > limits.k:
             raise InputError(f"k={self.k} exceeds the limit of this server; ask for at most {limits.k} hits.")
         if self.offset + self.k > limits.k:
@@ -421,7 +426,6 @@ class ScoreRequest(RequestBody):
         return [*self.image.names, *self.text.names]
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a request that exceeds the limits of this server."""
         check_sizes(limits, len(self.text.names), [*self.image.texts, *self.text.texts])
 
 
@@ -441,18 +445,9 @@ class Content(RequestBody):
         return self
 
 
-def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    try:
-        content = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
-        content.encode()
-    except (ValueError, RecursionError):
-        raise ValueError("it must be plain JSON values") from None
-    if len(content) > MAX_METADATA:
-        raise ValueError(f"it has {len(content)} characters; at most {MAX_METADATA} are accepted")
-    return metadata
-
-
-ItemMetadata = Annotated[dict[str, JsonValue], AfterValidator(_check_metadata)]
+ItemMetadata = Annotated[
+    dict[str, JsonValue], AfterValidator(lambda metadata: _check_length(metadata, MAX_METADATA))
+]
 
 
 class AddRequest(Content):
@@ -514,7 +509,6 @@ class AddRequest(Content):
         return [*self.captions] if len(self.captions) == rows else [None] * rows
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse an item that exceeds the limits of this server."""
         texts = [*self.captions, *([] if self.text is None else [self.text])]
         check_sizes(limits, max(1, len(self.all_captions)), texts)
 
@@ -537,7 +531,6 @@ class UpdateRequest(Content):
         return self
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a text that exceeds the limits of this server."""
         check_sizes(limits, 1, [] if self.text is None else [self.text])
 
 
@@ -561,7 +554,6 @@ class LearnRequest(RequestBody):
         return [self.text]
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a request that exceeds the limits of this server."""
         check_sizes(limits, len(self.right), [] if self.text is None else [self.text])
 
 
@@ -585,7 +577,6 @@ class ListQuery(BaseModel):
         return read_listing(self.view, self.order_by, self.offset, self.limit)
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a page that exceeds the limits of this server."""
         if self.limit > limits.k:
             raise InputError(f"limit={self.limit} exceeds the limit of this server; give at most {limits.k}.")
 
