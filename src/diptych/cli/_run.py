@@ -239,9 +239,10 @@ def limit_threads(threads: int | None) -> contextlib.AbstractContextManager[Any]
     """Run the numerical libraries on that many threads; None: on all cores."""
     if threads is None:
         return contextlib.nullcontext()
-    import threadpoolctl
+    from threadpoolctl import threadpool_limits
 
-    return threadpoolctl.threadpool_limits(threads)
+    limits: contextlib.AbstractContextManager[Any] = threadpool_limits(threads)
+    return limits
 
 
 def split_readable(sources: Iterable[str], encoders: Encoders) -> tuple[list[str], dict[str, str]]:

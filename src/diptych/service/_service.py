@@ -141,9 +141,7 @@ class Service:
     async def describe_item(self, item_id: str) -> dict[str, Any]:
         """Return an item for clients."""
         model = self.model
-        if (item := await self.look_up(model.retriever.item, item_id)) is None:
-            raise unknown_item(item_id)
-        return await self.look_up(model.describe_item, item)
+        return await self.look_up(model.describe_item, await self._find_item(model, item_id))
 
     async def list_items(self, query: schemas.ListQuery) -> dict[str, Any]:
         """Return a page of items for clients."""
@@ -164,7 +162,7 @@ class Service:
     async def find_similar(self, body: schemas.SimilarRequest) -> dict[str, Any]:
         """Answer a search for items that are similar to one of their view."""
         start, model = time.perf_counter(), self.model
-        view = body.view or await self._find_view(model, body.names[0])
+        view = body.view or (await self._find_item(model, body.names[0])).view
         queries = await self._read_queries(model, view, body)
         options = await self._read_options(model, view, body)
         options[view] = Queries(np.asarray(queries), single=True)
@@ -204,7 +202,7 @@ class Service:
     async def _read_part(self, model: LoadedModel, view: View, part: schemas.Part) -> QueryPart:
         """Encode a part of a query of a view."""
         if part.id is not None:
-            view = await self._find_view(model, part.id[0])
+            view = (await self._find_item(model, part.id[0])).view
         elif part.texts and not (view == "image" and model.inputs == "texts"):
             view = "text"
         queries = await self._read_queries(model, view, part)
@@ -213,15 +211,15 @@ class Service:
         features, ignored = await self.batcher.run(model.retriever.encoders.encode_queries, queries)
         return QueryPart(view, features, ignored_words=ignored[0])
 
-    async def _find_view(self, model: LoadedModel, item_id: str) -> View:
+    async def _find_item(self, model: LoadedModel, item_id: str) -> Item:
         if (item := await self.look_up(model.retriever.item, item_id)) is None:
             raise unknown_item(item_id)
-        return item.view
+        return item
 
     # Encoding
 
-    async def _encode(self, model: LoadedModel, view: View, sources: Sequence[Upload | Path | str]) -> Matrix:
-        """Return the features of texts, uploads or stored files; only a few images are in memory."""
+    async def _encode(self, model: LoadedModel, view: View, sources: Sequence[Any]) -> Matrix:
+        """Return the features of texts (str), uploads or stored files (Path); few images are in memory."""
         _check_encoder(model, view)
         encoders, first = model.retriever.encoders, with_article(model.views.image)
         if view == "text":
@@ -303,8 +301,8 @@ class Service:
         return await asyncio.to_thread(check_file, path, self.limits.file_bytes, any_type=model.send_files)
 
     async def _item_with_file(self, model: LoadedModel, item_id: str, problem: str) -> tuple[Item, str]:
-        item = await self.look_up(model.retriever.item, item_id)
-        if item is None or item.view != "image":
+        item = await self._find_item(model, item_id)
+        if item.view != "image":
             raise unknown_item(item_id)
         if item.path is None:
             raise Problem(404, problem, f"the item {item_id[:200]!r} was added without a file.")
@@ -365,7 +363,7 @@ class Service:
         self, model: LoadedModel, item_id: str, body: schemas.UpdateRequest
     ) -> tuple[Upload | str | None, Matrix | None]:
         """Return the new file or text of an item, if there is one, and its features."""
-        view, sources = await self._find_view(model, item_id), _list_sources(model, body)
+        view, sources = (await self._find_item(model, item_id)).view, _list_sources(model, body)
         if view == "text" and body.image:
             raise InputError(
                 f"{item_id!r} is {with_article(model.noun(view))}; send text in place of a file."
