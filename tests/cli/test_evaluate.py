@@ -41,6 +41,7 @@ def test_the_command_prints_intervals_and_writes_files(model, tmp_path):
 def test_options_without_effect_and_files_that_cannot_be_written_are_refused(model, tmp_path):
     assert "--depth has no effect without --run" in refused(*model, "--depth", 5)
     assert "--task has no effect" in refused(*model, "--task", "annotate")
+    assert "--split has no effect" in refused(*model, "--split", "train")
     assert "task" in refused(*model, "--run", "r", "--task", "both")
     (tmp_path / "taken").mkdir()
     assert "taken" in refused(*model, "--csv", "taken")

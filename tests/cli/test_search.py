@@ -13,7 +13,6 @@ from commands import config, refused, run, run_json
 from conftest import declare_torchvision_operators
 from diptych import AWCCA, HKSE, Retriever
 from diptych.cca._polish import Polish
-from diptych.encoders import tokenize
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
 from saved_files import edit_config, files_of
@@ -53,23 +52,6 @@ def test_search_says_what_python_says(place):
     shown = run("search", "model", *queries, "-k", 2).stdout
     assert "a red star at night" in shown
     assert f"{expected[0][0].score:.3f}" in shown
-
-
-def test_a_file_of_word_vectors_brings_further_words(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pairs = make_scenes(60, size=48).write("drawn")
-    words = sorted({word for caption in pairs.captions for word in tokenize(caption)} | {"crimson"})
-    vectors = np.random.default_rng(0).normal(size=(len(words), 20))
-    rows = (f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, vectors, strict=True))
-    (tmp_path / "words.txt").write_text("".join(rows))
-    fit = ["fit", "drawn", "--image-encoder", "pyramid", "--vectors", "words.txt", "-q", "-o", "model"]
-    small = {"word_features": 40, "sentence_features": 40}
-    run(*fit, *config(model={"params": [1, 1]}, hkse=small))
-    found = run("search", "model", "a crimson quokka", "--json")
-    assert found.stderr == "note: ignored words the model does not know: quokka\n"
-    assert json.loads(found.stdout)["answers"][0]["ignored_words"] == ["quokka"]
-    run(*fit, *config(model={"params": [1, 1]}, hkse={**small, "query_words": 0}))
-    assert run_json("search", "model", "a crimson star")["answers"][0]["ignored_words"] == ["crimson"]
 
 
 def test_words_that_were_ignored_are_named(place):
@@ -130,19 +112,6 @@ def test_the_parts_of_a_fusion_are_described_and_compared(tmp_path, monkeypatch,
     assert "--weighting 'none' is no part of this fusion" in message
     assert "'photos × words'" in message
     assert {"name", "weight", "use", "components"} == set(run_json("info", "m")["parts"]["search"][0])
-
-
-def test_a_fusion_learns_from_pairs_that_are_added(tmp_path, monkeypatch, rng):
-    hidden = rng.normal(size=(160, 6))
-    x, y = (hidden @ rng.normal(size=(6, m)) + rng.normal(size=(160, m)) for m in (12, 9))
-    monkeypatch.chdir(tmp_path)
-    ids = [f"p{i}" for i in range(100)]
-    Retriever.from_features(x[:100], y[:100], ids=ids, model=Fusion(grid=4)).save("m")
-    np.save("x.npy", x[100:].astype(np.float32))
-    np.save("y.npy", y[100:].astype(np.float32))
-    assert run_json("add", "m", "x.npy", "y.npy", "--refit")["refitted"] is True
-    assert run_json("info", "m")["facts"]["refitted"] == {"pairs": 160, "before": 100}
-    assert "refitted on 160 pairs (100 before)" in run("info", "m").stdout
 
 
 def test_a_polished_model_says_for_how_long(tmp_path, monkeypatch, rng):

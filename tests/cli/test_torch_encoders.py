@@ -68,16 +68,3 @@ def test_fit_from_the_command_line_is_fit_in_python(place, tolerance):
     # Chance finds one in six; the model knows its own pairs.
     with pytest.warns(DataWarning, match="training pairs of this model"):
         assert saved.evaluate(pairs, None)["search"]["r@10"] > 50
-
-
-def test_encoders_that_move_with_the_model_are_found(place, tolerance):
-    expected = Retriever.load(place.model).search(QUERY, k=5)
-    photo = place.photos / expected[0].id
-    captions = Retriever.load(place.model).annotate(photo, k=5)
-    moved = place.folder.rename(place.folder.with_name("moved"))
-    try:
-        retriever = Retriever.load(moved / "model")
-        assert_same_hits(retriever.search(QUERY, k=5), expected, tolerance)
-        assert_same_hits(retriever.annotate(photo, k=5), captions, tolerance)
-    finally:
-        moved.rename(place.folder)

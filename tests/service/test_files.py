@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from diptych import InputError, Retriever
 from diptych.service import Limits, create_app
 from other_views import encode_captions, fit_molecules, fit_tones, tone_encoder, write_encoders
-from servers import LOCAL, in_process, problem
+from servers import LOCAL, detail, in_process, problem
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +133,9 @@ def test_files_of_other_types_are_attachments_if_they_are_sent(make_client, tone
 
 def test_large_files_are_not_sent(make_client, tones, retriever_of_tones):
     size = tones[0][0].stat().st_size
-    answer = make_client(retriever_of_tones, file_bytes=size - 1).get("/v1/items/tone%200/file")
-    assert answer.status_code == 404
-    assert f"has {size:,} bytes; at most {size - 1:,} are sent" in answer.json()["detail"]
+    assert f"has {size:,} bytes; at most {size - 1:,} are sent" in detail(
+        make_client(retriever_of_tones, file_bytes=size - 1).get("/v1/items/tone%200/file"), 404
+    )
     assert make_client(retriever_of_tones, file_bytes=size).get("/v1/items/tone%200/file").status_code == 200
 
 
@@ -245,9 +245,7 @@ def test_a_first_view_of_texts_is_queried_by_texts(make_client):
 
 def test_a_first_view_of_files_or_images_takes_no_texts(client, make_client, encoding_retriever):
     for server in (client, make_client(encoding_retriever)):
-        refused = server.post("/v1/annotate", json={"text": "CCO"})
-        assert problem(refused) == (422, "bad-input")
-        assert "takes files" in refused.json()["detail"]
+        assert "takes files" in detail(server.post("/v1/annotate", json={"text": "CCO"}), 422, "bad-input")
 
 
 def test_a_retriever_that_is_not_fitted_is_refused():

@@ -1,23 +1,15 @@
 """Items over HTTP: listed page by page, added in batches, changed and replaced."""
 
-import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from diptych import Retriever
-from servers import ids, in_process, problem
+from servers import detail, ids, in_process, png, problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
-
-
-def png(colour="red"):
-    file = io.BytesIO()
-    Image.new("RGB", (48, 48), colour).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture
@@ -69,9 +61,7 @@ def test_pages_of_items(client, retriever):
     ],
 )
 def test_pages_that_there_are_not(client, parameters, status, kind, words):
-    answer = client.get("/v1/items", params=parameters)
-    assert problem(answer) == (status, kind)
-    assert words in answer.json()["detail"]
+    assert words in detail(client.get("/v1/items", params=parameters), status, kind)
 
 
 def test_a_batch_is_added_as_a_whole(of_rows):
@@ -122,9 +112,7 @@ def test_a_batch_is_added_as_a_whole(of_rows):
         ([{"features": [0.0] * 12}], 422, "only zeros"),
         ([{"features": x[0], "metadata": {"a": {"b": 1}}}], 422, "nested"),
     ):
-        answer = client.post("/v1/items", json=content)
-        assert answer.status_code == status
-        assert words in answer.json()["detail"]
+        assert words in detail(client.post("/v1/items", json=content), status)
     assert problem(client.post("/v1/items", content=b'{"id":\n', headers=headers)) == (400, "no-json")
     assert problem(client.post("/v1/items?on_conflict=keep", json=batch)) == (422, "bad-request")
     assert client.get("/v1/items", params={"limit": 1}).json()["total"] == before + 7
@@ -146,9 +134,7 @@ def test_metadata_and_texts_are_changed(writable, easy, copied_folder):
         ({"features": [1.0]}, "features have 1 numbers"),
         ({"text": ""}, "text"),
     ):
-        answer = writable.patch(url, json=body)
-        assert answer.status_code == 422
-        assert words in answer.json()["detail"]
+        assert words in detail(writable.patch(url, json=body), 422)
     assert problem(writable.patch(url, files={"image": png()})) == (422, "bad-input")
     assert problem(writable.patch("/v1/items/nobody", json={"text": "a"})) == (404, "unknown-item")
 

@@ -16,7 +16,7 @@ from diptych.retrieval.stores._folder import FolderStore
 from diptych.service._model import LoadedModel
 from diptych.service._schemas import MAX_PARTS
 from saved_files import save_without_features
-from servers import TOKEN, ids, problem, wait_until
+from servers import TOKEN, detail, ids, problem, wait_until
 
 
 def test_search_returns_the_hits_of_the_retriever(client, retriever, easy):
@@ -285,9 +285,7 @@ def test_named_blocks_are_sent_by_name(make_client, fused_folder):
         ({"words": [[1.0] * 8] * 2, "tones": [1.0] * 6}, "different numbers of rows"),
         ({}, "at least one named block"),
     ):
-        refused = client.post("/v1/search", json={"features": wrong})
-        assert refused.status_code == 422
-        assert message in refused.json()["detail"]
+        assert message in detail(client.post("/v1/search", json={"features": wrong}), 422)
 
 
 def test_wrong_features_are_refused(make_client, of_features):
@@ -484,6 +482,4 @@ def test_scored_pairs_have_percentiles(make_client, tmp_path):
     ],
 )
 def test_pairs_that_cannot_be_scored(client, body, status, words):
-    answer = client.post("/v1/score", json=body)
-    assert answer.status_code == status
-    assert words in answer.json()["detail"]
+    assert words in detail(client.post("/v1/score", json=body), status)

@@ -1,7 +1,6 @@
 """No acknowledged change is lost by a crash, by other processes, or by a new model."""
 
 import asyncio
-import io
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 from diptych import InputError, Retriever
 from diptych._checks import DataWarning
@@ -24,15 +22,9 @@ from diptych.service import _writes
 from diptych.service._model import ModelHolder
 from diptych.service._writes import Addition
 from saved_files import execute, files_of
-from servers import in_process, problem, wait_until
+from servers import in_process, png, problem, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
-
-
-def png(colour="red"):
-    file = io.BytesIO()
-    Image.new("RGB", (48, 48), colour).save(file, "PNG")
-    return file.getvalue()
 
 
 def test_items_are_added_found_and_removed(make_client, copied_folder):

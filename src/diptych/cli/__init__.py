@@ -33,7 +33,7 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; one of the table only with its summary, the first line of its docstring."""
-        command = super().get_command(ctx, cmd_name)
+        command: Any = super().get_command(ctx, cmd_name)
         if cmd_name in self.table:
             source = Path(__file__).with_name(f"{self.table[cmd_name]}.py").read_text("utf-8")
             function = rf'^def {self.prefix}{cmd_name}\(.*?\) -> None:\n    """(.*?)\n'

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import mimetypes
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -146,18 +145,12 @@ def create_app(
 
 def build_app(service: Service, *, log_queries: bool = False) -> FastAPI:
     """Return the ASGI application of a service."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
-            yield
-
     page = StaticFiles(directory=PAGE, html=True)
     app = FastAPI(
         title="diptych",
         version=library_version(),
         description=DESCRIPTION,
-        lifespan=lifespan,
+        lifespan=lambda _: service.running(),
         # A route for each file, not a mount of "/", which would answer wrong methods of the API with 404.
         routes=[Route(path, page, methods=["GET"]) for path in sorted(PAGE_PATHS)],
         openapi_url="/v1/openapi.json",

@@ -14,14 +14,13 @@ import logging
 import os
 import queue
 import re
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -150,14 +149,13 @@ class Decoder:
             if self._closed:
                 raise busy("it is shutting down")
             limits = (str(self._limits.pixels), str(self._limits.upload_bytes + _MAX_RESULT_BYTES))
-            with _block_interrupts():
-                self._process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-m", "diptych.service._decoder", *limits],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=_environment(),
-                    start_new_session=True,
-                )
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", "diptych.service._decoder", *limits],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_environment(),
+                start_new_session=True,  # Ctrl+C is meant for the server
+            )
             assert self._process.stdout is not None
             # The time to start does not count against the image.
             timer = threading.Timer(_START_SECONDS, self._process.kill)
@@ -249,19 +247,6 @@ def _kill_late(process: subprocess.Popen[bytes], late: threading.Event) -> None:
     process.kill()
 
 
-@contextlib.contextmanager
-def _block_interrupts() -> Iterator[None]:
-    """Block Ctrl+C in this thread, and for good in a process that it starts: it is meant for the server."""
-    if sys.platform == "win32":
-        yield
-        return
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
 def _environment() -> dict[str, str]:
     """Return the variables Python needs to start; a malicious file must not find a token or password."""
     return {
@@ -346,7 +331,7 @@ def send_file(request: Request, file: SentFile) -> Response:
     return response
 
 
-def encode_first_view(encoders: Encoders, inputs: list[str]) -> np.ndarray[Any, Any]:
+def encode_first_view(encoders: Encoders, inputs: Sequence[str]) -> np.ndarray[Any, Any]:
     """Return the features of files or texts of the first view, from an encoder that reads them itself.
 
     It may be any function, and raise anything for an input that it cannot read. The message for clients has
