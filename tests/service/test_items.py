@@ -118,6 +118,42 @@ def test_a_batch_is_added_as_a_whole(of_rows):
     assert client.get("/v1/items", params={"limit": 1}).json()["total"] == before + 7
 
 
+def test_an_item_is_added_by_its_features(of_rows, of_features):
+    client, x, y = of_rows
+    whole = {
+        "id": "whole",
+        "features": x[80],
+        "captions": ["the first", "the second"],
+        "caption_features": y[80:82],
+        "metadata": {"new": True},
+    }
+    assert client.post("/v1/items", json=whole).json() == {
+        "image": "whole",
+        "captions": ["whole#0", "whole#1"],
+    }
+    assert problem(client.post("/v1/items", json=whole)) == (409, "taken")
+    alone = client.post("/v1/items", json={"id": "alone", "caption_features": [y[84]]})
+    assert alone.json() == {"image": None, "captions": ["alone#0"]}
+    for wrong in (
+        {"features": x[80][:11]},
+        {"features": x[80:82]},
+        {"features": x[80], "captions": ["no encoder"]},
+        {"captions": ["one"], "caption_features": y[80:82]},
+        {"caption_features": [[1e39] * 9]},
+        {},
+    ):
+        assert client.post("/v1/items", json=wrong).status_code == 422, wrong
+    query = {"features": y[80], "k": 1, "where": {"new": True}}
+    (hit,) = client.post("/v1/search", json=query).json()["results"][0]["hits"]
+    assert hit["id"] == "whole"
+    found = client.post("/v1/annotate", json={"features": x[80], "where": {"new": True}})
+    assert {hit["text"] for hit in found.json()["results"][0]["hits"]} == {"the first", "the second"}
+    # The server adds what a retriever adds.
+    retriever = Retriever.load(of_features[0])
+    expected = retriever.search(y[80], k=1, where=["80"])[0].score
+    assert hit["score"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_metadata_and_texts_are_changed(writable, easy, copied_folder):
     other, url = Retriever.load(copied_folder), f"/v1/items/{easy.id.replace('/', '%2F').replace('#', '%23')}"
     changed = writable.patch(url, json={"metadata": {"tag": "x", "split": None}})
