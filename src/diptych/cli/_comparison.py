@@ -97,8 +97,8 @@ def fit_models(views: PairedViews, best: Retriever) -> list[TestedModel]:
     for name, chosen in FILTERS.items():
         start = time.perf_counter()
         model = AWCCA(filter=chosen).fit(*views.split("train"), validation=views.split("val"))
-        projectors = {task: model.projector(task) for task in TASKS}
-        models.append(_test_model(name, projectors, time.perf_counter() - start, views))
+        seconds = time.perf_counter() - start
+        models.append(_test_model(name, {task: model.projector(task) for task in TASKS}, seconds, views))
     start = time.perf_counter()
     projectors = best.fit(views).fitted.projectors
     return [*models, _test_model('preset "best"', projectors, time.perf_counter() - start, views)]
