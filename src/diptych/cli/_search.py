@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diptych._checks import InputError, Task, with_article
+from diptych._checks import InputError, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
 from diptych.cli._run import RunOptions, align, exit_if_unreadable, option, say, shorten, split_readable
@@ -81,7 +81,7 @@ def search(
 
     Example: `diptych search model "a dog" --where 'year >= 2010' --offset 10 --min-probability 0.2`
     """
-    _ask("search", model, queries, k, options, encoders, run)
+    _ask("text", model, queries, k, options, encoders, run)
 
 
 def annotate(
@@ -102,7 +102,7 @@ def annotate(
 
     Example: `diptych annotate model photo.jpg --plus "at night" --minus other.jpg:0.5`
     """
-    _ask("annotate", model, images, k, options, encoders, run)
+    _ask("image", model, images, k, options, encoders, run)
 
 
 def similar(
@@ -123,15 +123,16 @@ def similar(
     """
     retriever = encoders.load(model)
     is_image = image or _is_file(query, retriever.encoders)
-    view, other_view = _order_views(is_image)
+    view: View = "image" if is_image else "text"
     if not options.is_composed:
+        other_view: View = "text" if is_image else "image"
         encoders.refuse(other_view, f"on {with_article(retriever.views.of(view))}")
     image_or_text: dict[str, Any] = {view: query}
     _show_hits([query], [retriever.similar(**image_or_text, k=k, **options.parse())], options, run)
 
 
 def _ask(
-    task: Task,
+    view: View,
     model: Path,
     names: list[str] | None,
     k: int,
@@ -140,9 +141,8 @@ def _ask(
     run: RunOptions,
 ) -> None:
     """Search with texts, images or features, and show the hits."""
-    view, other_view = _order_views(task == "annotate")
     if not options.is_composed:
-        encoders.refuse(other_view, "without --plus or --minus")
+        encoders.refuse("text" if view == "image" else "image", "without --plus or --minus")
         if options.features is not None:
             encoders.refuse(view, "on features")
     retriever = encoders.load(model)
@@ -157,14 +157,9 @@ def _ask(
         from diptych.data import open_features
 
         queries = open_features(options.features)
-    find: Any = retriever.search if task == "search" else retriever.annotate
+    find: Any = retriever.search if view == "text" else retriever.annotate
     _show_hits(names, find(queries, k, **options.parse()), options, run)
     exit_if_unreadable(unreadable)
-
-
-def _order_views(is_image: bool) -> tuple[View, View]:
-    """Return the view of a query, and the other one."""
-    return ("image", "text") if is_image else ("text", "image")
 
 
 def _is_file(query: str, encoders: Encoders) -> bool:

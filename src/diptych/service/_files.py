@@ -33,7 +33,6 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import NotModifiedResponse
 
 from diptych.encoders import UnreadableImage
-from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.retrieval._encoders import Encoders
 from diptych.service._decoder import read_frame, write_frame
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, busy
@@ -268,16 +267,6 @@ class SentFile:
 def suffix(name: str) -> str:
     """Return the suffix of a file name, in lower case."""
     return PurePath(name).suffix.lower()
-
-
-def media_of(path: str | None, *, default: Media) -> Media | None:
-    """Return how to show a file, by its suffix; ``default`` for one with an unknown suffix."""
-    if path is None:
-        return None
-    ending = suffix(path)
-    if ending in MEDIA_TYPES:
-        return "audio" if MEDIA_TYPES[ending].startswith("audio/") else "video"
-    return "image" if ending in IMAGE_SUFFIXES else default
 
 
 def check_file(path: str, max_bytes: int, *, any_type: bool) -> SentFile:

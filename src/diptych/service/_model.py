@@ -23,6 +23,7 @@ import numpy as np
 from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._model_folder import current_version
 from diptych._persistence import real_folder
+from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
 from diptych.retrieval import Hit, Hits, Item, PairScores, Retriever
 from diptych.retrieval._filters import elements, is_number
@@ -36,7 +37,6 @@ from diptych.service._files import (
     Media,
     Upload,
     encode_first_view,
-    media_of,
     suffix,
     temporary_file,
 )
@@ -167,8 +167,13 @@ class LoadedModel:
         return self.views.image if view == "image" else self.views.caption
 
     def media(self, item: Item) -> Media | None:
-        """Return how to show the file of an item; None if it has none."""
-        return media_of(item.path, default="image" if self.views.image == "image" else "file")
+        """Return how to show the file of an item, by its suffix; None if it has none."""
+        if item.path is None:
+            return None
+        ending = suffix(item.path)
+        if ending in MEDIA_TYPES:
+            return "audio" if MEDIA_TYPES[ending].startswith("audio/") else "video"
+        return "image" if ending in IMAGE_SUFFIXES or self.views.image == "image" else "file"
 
     def describe(self) -> dict[str, Any]:
         """Return the content of ``GET /v1/model``, without limits."""
