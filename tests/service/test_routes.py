@@ -1,6 +1,7 @@
 """The routes of the HTTP API."""
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -330,23 +331,9 @@ def test_a_request_has_one_kind_of_query(make_client, of_features):
 
 def test_every_reference_in_openapi_exists(client):
     openapi = client.get("/v1/openapi.json").json()
-
-    def references(part):
-        if isinstance(part, dict):
-            if isinstance(part.get("$ref"), str):
-                yield part["$ref"]
-            for value in part.values():
-                yield from references(value)
-        elif isinstance(part, list):
-            for value in part:
-                yield from references(value)
-
-    used = set(references(openapi))
-    assert "#/components/schemas/JsonValue" in used
-    for reference in used:
-        place = openapi
-        for name in reference.removeprefix("#/").split("/"):
-            place = place[name]
+    used = set(re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(openapi)))
+    assert "JsonValue" in used
+    assert used <= openapi["components"]["schemas"].keys()
 
 
 def test_any_id_can_be_requested(make_client, tmp_path, rng):
