@@ -34,11 +34,11 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; one of the table only with its summary, the first line of its docstring."""
         command: Any = super().get_command(ctx, cmd_name)
-        if cmd_name in self.table:
-            source = Path(__file__).with_name(f"{self.table[cmd_name]}.py").read_text("utf-8")
+        file = Path(__file__).with_name(f"{self.table.get(cmd_name)}.py")
+        if cmd_name in self.table and file.is_file():  # not if it was installed without sources
             function = rf'^def {self.prefix}{cmd_name}\(.*?\) -> None:\n    """(.*?)\n'
-            if (found := re.search(function, source, re.MULTILINE | re.DOTALL)) is not None:
-                command.help = found[1]
+            found = re.search(function, file.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+            command.help = found[1] if found else None
         return command
 
     def get_params(self, ctx: Any) -> list[Any]:
