@@ -127,7 +127,6 @@ def encode_text(
     Example: `diptych encode text captions.csv --text-encoder hkse --vectors GoogleNews.bin -o text-features`
     """
     from diptych import data
-    from diptych._progress import progress_bar
     from diptych.encoders import HKSE, sentence_encoder
     from diptych.retrieval._recommended import open_defaults
 
@@ -145,7 +144,7 @@ def encode_text(
         chosen = open_defaults(["text"])["text"]
     if isinstance(chosen, HKSE) and name in ("auto", "hkse"):
         split = "train" in dataset.split_sizes()
-        with progress_bar("fitting the text encoder", run.bars):
+        with run.progress("fitting the text encoder"):
             chosen.fit((dataset.subset("train") if split else dataset).captions)
         if hkse.save_encoder is not None:
             chosen.save(hkse.save_encoder)

@@ -291,7 +291,6 @@ def evaluate(
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """
-    from diptych._progress import progress_bar
     from diptych.data import PairedDataset
     from diptych.retrieval._evaluation import TITLES
 
@@ -307,7 +306,7 @@ def evaluate(
     if not is_raw:
         refuse_unused(encoders, ("image_encoder", "recipe", "weights", "text_encoder"), "on features")
     name = (split or "test") if has_splits else "all"
-    with progress_bar("measuring", how.bars):
+    with how.progress("measuring"):
         result = retriever.evaluate(data, None if name == "all" else name)
     written = files.write(result)
     if how.quiet and not how.as_json:

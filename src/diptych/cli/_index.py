@@ -103,9 +103,7 @@ def check_readable(folders: list[Path]) -> None:
 
 def update(retriever: Retriever, folders: list[Path], run: RunOptions, remove: bool = False) -> SyncReport:
     """Bring a library up to date, with a progress bar."""
-    from diptych._progress import progress_bar
-
-    with progress_bar("reading photos", run.bars):
+    with run.progress("reading photos"):
         return retriever.sync(folders, remove=remove)
 
 

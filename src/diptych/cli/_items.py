@@ -197,11 +197,10 @@ def duplicates(
 
     Example: `diptych duplicates model --out duplicates.html`
     """
-    from diptych._progress import progress_bar
     from diptych.retrieval import Retriever
 
     retriever = Retriever.load(model, mmap=True)
-    with progress_bar("finding duplicates", run.bars):
+    with run.progress("finding duplicates"):
         groups = retriever.duplicates(view, threshold)  # type: ignore[arg-type]
     if out is not None:
         groups.write_sheet(out)

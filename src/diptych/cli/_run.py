@@ -82,6 +82,12 @@ class RunOptions:
         """Whether to show progress bars: None if they are wanted where there is a terminal."""
         return False if self.silent else None
 
+    def progress(self, work: str) -> contextlib.AbstractContextManager[Any]:
+        """Show progress bars of some work, if they are wanted."""
+        from diptych._progress import progress_bar
+
+        return progress_bar(work, self.bars)
+
     def show(self, content: dict[str, Any], lines: Iterable[str] = ()) -> None:
         """Print a result: as JSON, or as lines for people, or not at all."""
         if self.as_json:
