@@ -11,6 +11,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client import generate_latest
 
 from diptych import Retriever
 from diptych.retrieval.stores._folder import FolderStore
@@ -375,7 +376,7 @@ def test_requests_are_counted_by_route(make_client, easy):
     for path in ("/", "/app.js", "/v1/model", f"/v1/items/{quote(easy.image, safe='')}/image", "/nowhere"):
         client.get(path)
     client.post("/v1/search", json={"text": easy.text})
-    counters = client.service.metrics.render().decode()
+    counters = generate_latest(client.service.metrics.registry).decode()
     for route, method, status in (
         ("/", "GET", 200),
         ("/app.js", "GET", 200),

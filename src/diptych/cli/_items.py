@@ -19,10 +19,10 @@ from diptych.cli._run import (
     RunOptions,
     align,
     exit_if_unreadable,
+    label,
     name_gallery,
     option,
     refuse_unused,
-    shorten,
     split_readable,
 )
 
@@ -175,9 +175,7 @@ def remove(
 
     Example: `diptych remove model new-photo.jpg`
     """
-    from diptych.retrieval import Retriever
-
-    retriever = Retriever.load(model)
+    retriever = opt.load(model, mmap=False)
     removed = retriever.remove(_find_ids(retriever.store.items(), ids))
     content = {"model": str(model), "removed": removed}
     run.show(content, [f"removed {count(removed, 'item')}; wrote {model}"])
@@ -197,9 +195,7 @@ def duplicates(
 
     Example: `diptych duplicates model --out duplicates.html`
     """
-    from diptych.retrieval import Retriever
-
-    retriever = Retriever.load(model, mmap=True)
+    retriever = opt.load(model)
     with run.progress("finding duplicates"):
         groups = retriever.duplicates(view, threshold)  # type: ignore[arg-type]
     if out is not None:
@@ -212,10 +208,9 @@ def info(model: opt.Model, *, run: RunOptions) -> None:
 
     Example: `diptych info model`
     """
-    from diptych.retrieval import Retriever
     from diptych.retrieval._folder import check_files
 
-    content = Retriever.load(model, mmap=True).info()
+    content = opt.load(model).info()
     check_files(model)
     run.show(content, _describe_model(content, model))
 
@@ -232,9 +227,7 @@ def export(
 
     Example: `diptych export model --view text --task search --out projection.onnx`
     """
-    from diptych.retrieval import Retriever
-
-    Retriever.load(model, mmap=True).export_onnx(out, view=view, task=task)  # type: ignore[arg-type]
+    opt.load(model).export_onnx(out, view=view, task=task)  # type: ignore[arg-type]
     run.show({"model": str(model), "view": view, "task": task, "out": str(out)}, [f"wrote {out}"])
 
 
@@ -256,9 +249,7 @@ def push(
 
     Example: `diptych push model ada/beaches --private`
     """
-    from diptych.retrieval import Retriever
-
-    url = Retriever.load(model).push_to_hub(
+    url = opt.load(model, mmap=False).push_to_hub(
         repo,
         private=private or None,
         branch=branch,
@@ -355,8 +346,8 @@ def _describe_duplicates(groups: Duplicates, chosen: bool, out: Path | None) -> 
     for number, group in enumerate(groups, 1):
         yield f"{number}: {count(len(group.items), 'item')}, similarity at least {group.similarity:.4f}"
         for item in group.items:
-            name = item.text or (item.path and shorten(item.path))
-            yield f"  {item.id}" if name in (None, item.id) else f"  {item.id}: {name}"
+            name = label(item)
+            yield f"  {item.id}" if name == item.id else f"  {item.id}: {name}"
     yield groups.summary()
     if chosen:
         yield "The threshold was chosen from the data; set another one with --threshold."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from diptych._checks import count
 from diptych.cli import _options as opt
-from diptych.cli._run import RunOptions, option, shorten
+from diptych.cli._run import RunOptions, label, option
 
 if TYPE_CHECKING:
     from diptych.retrieval import Item
@@ -27,10 +27,9 @@ def list(
 
     Example: `diptych list model --view image --where 'year >= 2010' --order-by=-date`
     """
-    from diptych.retrieval import Retriever
     from diptych.retrieval._inputs import read_listing, read_where
 
-    searcher = Retriever.load(model, mmap=True).searcher
+    searcher = opt.load(model).searcher
     listing = read_listing(view, order_by, offset, limit)  # type: ignore[arg-type]
     items, total = searcher.list_items(listing, read_where(where))
     more = offset + len(items) < total
@@ -43,7 +42,7 @@ def _describe(items: Sequence[Item], summary: str) -> Iterator[str]:
     width = max((len(item.id) for item in items), default=0)
     for item in items:
         about = ", ".join(f"{name} = {value}" for name, value in item.metadata.items())
-        content = item.text or (item.path and shorten(item.path)) or item.id
-        parts = (f"{item.id:{width}}", "" if content == item.id else content, about)
+        content = "" if label(item) == item.id else label(item)
+        parts = (f"{item.id:{width}}", content, about)
         yield "  ".join(filter(None, parts)).rstrip()
     yield summary

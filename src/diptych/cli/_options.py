@@ -18,6 +18,7 @@ from diptych.cli._run import option
 
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
+    from diptych.retrieval import Retriever
 
 data_option = partial(option, panel="Data")
 
@@ -130,6 +131,13 @@ class MetadataOptions(SourceOptions):
         "Table columns whose values searches can filter by; all: every other column.",
         metavar="NAME,NAME",
     )
+
+
+def load(model: Path, *, mmap: bool = True) -> Retriever:
+    """Load a model for a command that encodes nothing."""
+    from diptych.retrieval import Retriever
+
+    return Retriever.load(model, mmap=mmap)
 
 
 def read_views(names: str) -> ViewNames:

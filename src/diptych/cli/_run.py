@@ -23,6 +23,7 @@ import typer
 from diptych._checks import TASKS, DataWarning, InputError, count
 
 if TYPE_CHECKING:
+    from diptych.retrieval import Hit, Item
     from diptych.retrieval._encoders import Encoders
 
 OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
@@ -239,6 +240,11 @@ def shorten(path: str) -> str:
     """Return a path below the working folder as relative to it."""
     here = os.path.join(os.path.realpath("."), "")
     return path[len(here) :] if path.startswith(here) else path
+
+
+def label(item: Hit | Item) -> str:
+    """Return the text or the file of an item, or its id if it has neither."""
+    return item.text or (item.path and shorten(item.path)) or item.id
 
 
 def limit_threads(threads: int | None) -> contextlib.AbstractContextManager[Any]:

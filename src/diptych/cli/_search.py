@@ -14,10 +14,10 @@ import typer
 from diptych._checks import InputError, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
-from diptych.cli._run import RunOptions, align, exit_if_unreadable, option, say, shorten, split_readable
+from diptych.cli._run import RunOptions, align, exit_if_unreadable, label, option, say, split_readable
 
 if TYPE_CHECKING:
-    from diptych.retrieval import Hit, Hits
+    from diptych.retrieval import Hits
     from diptych.retrieval._encoders import Encoders
     from diptych.retrieval._items import View
 
@@ -203,7 +203,7 @@ def _describe_hits(name: str, hits: Hits, options: QueryOptions) -> Iterator[str
     rows = [("score", "probability", "item") if likely else ("score", "item")]
     for hit in hits:
         probability = () if hit.probability is None else (f"{hit.probability:.3f}",)
-        rows.append((f"{hit.score:.3f}", *probability, _label(hit)))
+        rows.append((f"{hit.score:.3f}", *probability, label(hit)))
     yield name
     yield from align(rows, slice(0, -1))
     if not hits:
@@ -220,7 +220,3 @@ def _explain_none(options: QueryOptions) -> str:
     if options.where is not None:
         return "no item has such metadata"
     return "the model has no items; add some with diptych add"
-
-
-def _label(hit: Hit) -> str:
-    return hit.text or (hit.path and shorten(hit.path)) or hit.id

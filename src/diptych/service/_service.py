@@ -56,12 +56,6 @@ class Metrics:
         about = "Queries answered by one pass over the index."
         self.batches = Histogram("diptych_batch_queries", about, registry=registry, buckets=_SIZES)
 
-    def add_gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
-        Gauge(name, about, registry=self.registry).set_function(read)
-
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
-
 
 @dataclass(eq=False)
 class Service:
@@ -89,7 +83,7 @@ class Service:
             ("diptych_reloads_loaded", "Versions loaded.", lambda: self.holder.reloads["loaded"]),
             ("diptych_reloads_failed", "Versions refused.", lambda: self.holder.reloads["failed"]),
         ):
-            self.metrics.add_gauge(name, about, read)
+            Gauge(name, about, registry=self.metrics.registry).set_function(read)
 
     @property
     def model(self) -> LoadedModel:
@@ -128,7 +122,7 @@ class Service:
         if self._item_count is None or self._item_count.done():
             self._item_count = asyncio.ensure_future(self.look_up(self.model.retriever.store.count))
         await asyncio.wait({self._item_count}, timeout=COUNT_SECONDS)
-        return self.metrics.render()
+        return generate_latest(self.metrics.registry)
 
     def _read_count(self) -> float:
         count = self._item_count
