@@ -17,10 +17,9 @@ import re
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -333,15 +332,6 @@ def encode_first_view(encoders: Encoders, inputs: Sequence[str]) -> np.ndarray[A
     except Exception:
         log.warning("the encoder cannot read an input", exc_info=True)
         raise UnreadableFile("the encoder cannot read it; send another.") from None
-
-
-@contextlib.contextmanager
-def temporary_file(upload: Upload) -> Iterator[str]:
-    """Write an upload to a temporary file; yield its path."""
-    with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
-        path = Path(folder, f"upload{upload.suffix}")
-        path.write_bytes(upload.content)
-        yield str(path)
 
 
 def _no_file(reason: str) -> Problem:

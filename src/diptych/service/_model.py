@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,14 +33,7 @@ from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import Listing
 from diptych.retrieval.stores._files import FOR_PEOPLE
 from diptych.retrieval.stores._folder import FolderStore
-from diptych.service._files import (
-    MEDIA_TYPES,
-    Media,
-    Upload,
-    encode_first_view,
-    suffix,
-    temporary_file,
-)
+from diptych.service._files import MEDIA_TYPES, Media, Upload, encode_first_view, suffix
 from diptych.service._limits import UnreadableFile
 from diptych.service._schemas import Matrix
 from diptych.service._writes import Writer
@@ -139,8 +133,10 @@ class LoadedModel:
             raise UnreadableFile(
                 f"files that end in {source.suffix[:10]!r} are not accepted; send one of {accepted}."
             )
-        with temporary_file(source) as path:
-            return encode_first_view(self.retriever.encoders, [path])
+        with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
+            path = Path(folder, f"upload{source.suffix}")
+            path.write_bytes(source.content)
+            return encode_first_view(self.retriever.encoders, [str(path)])
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,6 @@ from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._schemas import Matrix
 from diptych.service._security import Access
 from diptych.service._writes import Addition, Writer
-
-log = logging.getLogger("diptych.service")
 
 T = TypeVar("T")
 P = ParamSpec("P")
