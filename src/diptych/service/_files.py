@@ -254,26 +254,17 @@ def _environment() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class SentFile:
-    """A file that may be sent."""
-
-    path: str
-    status: os.stat_result
-    media_type: str
-
-
 def suffix(name: str) -> str:
     """Return the suffix of a file name, in lower case."""
     return PurePath(name).suffix.lower()
 
 
-def check_file(path: str, max_bytes: int, *, any_type: bool) -> SentFile:
-    """Return a file of an item that may be sent as it is, or raise a problem.
+def open_file(path: str, max_bytes: int, *, any_type: bool) -> FileResponse:
+    """Return the response with a file of an item as it is, or raise a problem if it may not be sent.
 
-    That is audio and video, by the suffix of the file that the path leads to and by its first bytes, so that
-    neither a name nor a link in a folder from a stranger makes the server send anything else. With
-    ``any_type``, it is any file, which browsers must not show.
+    Only audio and video may be, by the suffix of the file that the path leads to and by its first bytes, so
+    that neither a name nor a link in a folder from a stranger makes the server send anything else. With
+    ``any_type``, any file may be, which browsers must not show.
     """
     path = os.path.realpath(path)
     media_type = MEDIA_TYPES.get(suffix(path), ANY_TYPE)
@@ -291,7 +282,14 @@ def check_file(path: str, max_bytes: int, *, any_type: bool) -> SentFile:
         raise _no_file("is neither audio nor video, and is not sent")
     if status.st_size > max_bytes:
         raise _no_file(f"has {status.st_size:,} bytes; at most {max_bytes:,} are sent")
-    return SentFile(path, status, media_type)
+    return FileResponse(
+        path,
+        media_type=media_type,
+        stat_result=status,
+        filename=os.path.basename(path).encode(errors="replace").decode(),
+        content_disposition_type="attachment" if media_type == ANY_TYPE else "inline",
+        headers={"Cache-Control": "private, max-age=300"},
+    )
 
 
 def is_known(request: Request, response: Response) -> bool:
@@ -299,20 +297,11 @@ def is_known(request: Request, response: Response) -> bool:
     return request.headers.get("if-none-match") == response.headers["etag"]
 
 
-def send_file(request: Request, file: SentFile) -> Response:
+def send_file(request: Request, response: FileResponse) -> Response:
     """Return the response with a file, or the part of it that the request asks for."""
-    attached = "attachment" if file.media_type == ANY_TYPE else "inline"
-    response = FileResponse(
-        file.path,
-        media_type=file.media_type,
-        stat_result=file.status,
-        filename=os.path.basename(file.path).encode(errors="replace").decode(),
-        content_disposition_type=attached,
-        headers={"Cache-Control": "private, max-age=300"},
-    )
     if is_known(request, response):
         return NotModifiedResponse(response.headers)
-    if not _has_range(request, file.status.st_size):
+    if not _has_range(request, int(response.headers["content-length"])):
         # Starlette answers malformed ranges with 400; RFC 9110 says to ignore what is not understood.
         headers = request.scope["headers"]
         request.scope["headers"] = [(key, value) for key, value in headers if key != b"range"]

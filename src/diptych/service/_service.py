@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from starlette.responses import FileResponse
 
 from diptych._checks import InputError, Task, with_article
 from diptych.encoders import UnreadableImage
@@ -20,7 +21,7 @@ from diptych.retrieval._inputs import Queries, QueryPart
 from diptych.retrieval._items import QUERIED, VIEWS, Item, View
 from diptych.service import _schemas as schemas
 from diptych.service._batching import Batcher
-from diptych.service._files import Images, SentFile, Upload, WebpImage, check_file, encode_first_view
+from diptych.service._files import Images, Upload, WebpImage, encode_first_view, open_file
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, unknown_item
 from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._schemas import Matrix
@@ -283,13 +284,13 @@ class Service:
         except UnreadableImage:
             raise _unreadable_file(model, item_id) from None
 
-    async def stored_file(self, item_id: str) -> SentFile:
+    async def stored_file(self, item_id: str) -> FileResponse:
         """Return the file of an item that is sent as it is."""
         model = self.model
         item, path = await self._item_with_file(model, item_id, "no-file")
         if model.media(item) == "image":
             raise Problem(404, "no-file", "images are sent as WebP; ask for /image or /thumbnail.")
-        return await asyncio.to_thread(check_file, path, self.limits.file_bytes, any_type=model.send_files)
+        return await asyncio.to_thread(open_file, path, self.limits.file_bytes, any_type=model.send_files)
 
     async def _item_with_file(self, model: LoadedModel, item_id: str, problem: str) -> tuple[Item, str]:
         item = await self._find_item(model, item_id)
