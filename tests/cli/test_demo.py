@@ -15,7 +15,6 @@ from diptych.cli._demo import name_program
 
 def test_the_demo_writes_models_and_a_report(tmp_path):
     result = run("demo", "-n", 200, "-o", tmp_path / "out", "--threads", 1)
-    assert result.exit_code == 0, result.output
     for words in (
         *("Drew 200 images", "plain CCA", "search generation", "T-SVD", "Best here by mean r@1"),
         *("the image of this caption is", "annotate images/scene-"),
@@ -40,8 +39,8 @@ def test_the_demo_writes_models_and_a_report(tmp_path):
 def test_the_demo_replaces_no_file_of_others(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("precious")
-    result = run("demo", "-n", 200, "-o", tmp_path)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    result = run("demo", "-n", 200, "-o", tmp_path, exit_code=2)
+    assert result.stderr.count("\n") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
     assert (tmp_path / name).read_text() == "precious"
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from commands import config, refused, run, run_json
-from diptych import AWCCA, InputError, Retriever
+from diptych import InputError, Retriever
 from diptych.data import PairedDataset, PairedViews
 from diptych.encoders import PyramidDescriptor
 from diptych.retrieval._training import SAMPLED_PAIRS, training_sample, training_share
@@ -74,8 +75,7 @@ def test_settings_are_those_of_the_python_api(files):
     model |= {"solver": "svd", "normalize": ["unit", "none"]}
     settings = config(model=model, retriever={"keep_features": False})
     options = ["--filter", "tsvd", "--metric", "r@5", "--dtype", "float16", "--threads", 1]
-    result = run(*FIT, *options, *settings)
-    assert result.exit_code == 0, result.output
+    run(*FIT, *options, *settings)
     retriever = Retriever.load("m")
     model = retriever.fitted.model
     chosen = model.get_params()
@@ -88,7 +88,6 @@ def test_settings_are_those_of_the_python_api(files):
 
 def test_the_table_says_what_was_selected_and_where_the_time_went(files):
     result = run(*FIT, *config(model={"grid": 4}), "--index", "hnsw")
-    assert result.exit_code == 0, result.output
     for words in (
         "There, the right image came first for",
         "diptych info m says more",
@@ -101,7 +100,6 @@ def test_the_table_says_what_was_selected_and_where_the_time_went(files):
 
 def test_the_best_preset_has_one_name(files):
     result = run(*FIT, "--preset", "best")
-    assert result.exit_code == 0, result.output
     shown = " ".join(result.stdout.split())
     assert "Learned from 90 images with 270 captions; images are seen by the features given" in shown
     assert "×" not in shown
@@ -113,7 +111,7 @@ def test_the_best_preset_has_one_name(files):
 
 
 def test_a_model_is_polished_on_request(files):
-    assert run(*FIT, "--polish", *config(model={"grid": 3})).exit_code == 0
+    run(*FIT, "--polish", *config(model={"grid": 3}))
     assert Retriever.load("m").fitted.model.get_params()["polish"] is True
     best = "--polish has no effect with --preset best; preset best polishes already; leave it out"
     assert best in refused(*FIT, "--preset", "best", "--polish")
@@ -123,7 +121,6 @@ def test_a_model_is_polished_on_request(files):
 
 def test_quiet_says_nothing(files):
     result = run(*FIT, *config(model={"grid": 3}), "-q")
-    assert result.exit_code == 0
     assert result.output == ""
 
 
@@ -158,35 +155,22 @@ def test_mistakes_are_one_sentence(files):
         assert (files / "full" / "letter.txt").read_text() == "keep me"
 
 
-def test_few_pairs_and_copies_across_splits_are_said(files, tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(30, 4)).astype(np.float32), rng.normal(size=(30, 4)).astype(np.float32)
-    x[29] = x[0]
-    np.save("few-x.npy", x)
-    np.save("few-y.npy", y)
-    splits = ["train"] * 20 + ["test"] * 10
-    lines = [f"{i}.png,caption {i},{split}" for i, split in enumerate(splits)]
-    (tmp_path / "few.csv").write_text("image,caption,split\n" + "\n".join(lines) + "\n")
-    fit = ["fit", "few-x.npy", "few-y.npy", "--pairs", "few.csv", "-o", "few", "-q"]
-    result = run(*fit, *config(model={"params": [1, 1]}))
-    assert result.exit_code == 0, result.output
-    notes = result.stderr.splitlines()
-    assert [note.startswith("note: ") for note in notes] == [True, True]
-    assert "20 training pairs are very few" in notes[0]
-    assert "1 of the test images" in notes[1]
-    assert "move copies into one split" in notes[1]
-
-
 def test_from_images_to_answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_scenes(120).write("drawn")
     small = config(model={"grid": 6}, hkse={"word_features": 60, "sentence_features": 60})
     fitted = run("fit", "drawn", "-o", "model", *PYRAMID, *small)
-    assert fitted.exit_code == 0, fitted.output
     assert "test" in fitted.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drawn", "model"]
     told = run_json("info", "model")["facts"]["metrics"]["test"]
     assert run_json("evaluate", "model", "drawn")["test"] == told
+    # The commands that its card names.
+    shutil.copy(next((tmp_path / "drawn").rglob("*.png")), "photo.jpg")
+    card = (tmp_path / "model" / "README.md").read_text("utf-8")
+    commands = re.search(r"```sh\n(.*?)```", card, re.DOTALL)[1].splitlines()
+    assert len(commands) == 2
+    for command in commands:
+        run(*shlex.split(command)[1:])
 
 
 def test_encoded_features_give_what_pairs_give(tmp_path, monkeypatch):
@@ -199,8 +183,7 @@ def test_encoded_features_give_what_pairs_give(tmp_path, monkeypatch):
         ("fit x y --pairs drawn -o a -q", config(model=grid)),
         ("fit drawn -o b -q", [*PYRAMID, *config(model=grid, hkse=linear)]),
     ):
-        result = run(*command.split(), *settings)
-        assert result.exit_code == 0, result.output
+        run(*command.split(), *settings)
     a, b = (run_json("info", model) for model in "ab")
     assert a["facts"]["metrics"] == b["facts"]["metrics"]
     # The store remembers who made it, so that only the same encoder is taken for queries.
@@ -209,8 +192,7 @@ def test_encoded_features_give_what_pairs_give(tmp_path, monkeypatch):
         ("a", ["--text-encoder", "words"]), ("b", []))]  # fmt: skip
     assert [hit["id"] for hit in answers[0]] == [hit["id"] for hit in answers[1]]
     settings = [*config(hkse={"word": "lin"}), "--random-state", 1]
-    other = run("encode", "text", "drawn", "-o", "z", *settings, "--save-encoder", "others")
-    assert other.exit_code == 0, other.output
+    run("encode", "text", "drawn", "-o", "z", *settings, "--save-encoder", "others")
     assert "made with" in refused("search", "a", "a red star", "--text-encoder", "others")
 
 
@@ -218,15 +200,14 @@ def test_interrupted_encoding_resumes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_scenes(60).write("drawn")
     (tmp_path / ".model.features").mkdir()
-    assert run("encode", "images", "drawn", *PYRAMID, "-o", ".model.features/images").exit_code == 0
+    run("encode", "images", "drawn", *PYRAMID, "-o", ".model.features/images")
 
     def encode_again(*_):
         raise AssertionError("images that were encoded are encoded again")
 
     monkeypatch.setattr(PyramidDescriptor, "encode_prepared", encode_again)
     settings = config(model={"grid": 3}, hkse={"word": "lin", "sentence": "lin"})
-    result = run("fit", "drawn", "-o", "model", *PYRAMID, *settings, "-q")
-    assert result.exit_code == 0, result.output
+    run("fit", "drawn", "-o", "model", *PYRAMID, *settings, "-q")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drawn", "model"]
 
 
@@ -238,11 +219,10 @@ def test_files_of_others_stay_in_and_beside_the_model(photos, files):
     for name in names[:-1]:
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
         (photos / name).write_text("mine")
-    assert run(*fit).exit_code == 0
+    run(*fit)
     (photos / "m" / "mine.txt").write_text("mine")
     for command in (fit, [*FIT, "-q", *config(model=PARAMS)], fit):
-        result = run(*command)
-        assert result.exit_code == 0, result.output
+        run(*command)
         assert all((photos / name).read_text() == "mine" for name in names)
     assert sorted(os.listdir(photos / ".m.features")) == ["images", "mine.txt"]
     assert os.listdir(photos / ".m.features" / "images") == [".mine"]
@@ -252,8 +232,7 @@ def test_a_wrong_folder_of_images_leaves_nothing_to_resume(photos):
     (photos / "empty").mkdir()
     arguments = [*COLUMNS, *PYRAMID, "-o", "m", "-q", *config(model={"grid": 3}, hkse=SMALL_TEXT)]
     assert "could be read" in refused("fit", "captions.csv", "--images", "empty", *arguments)
-    result = run("fit", "captions.csv", "--images", "drawn", *arguments)
-    assert result.exit_code == 0, result.output
+    run("fit", "captions.csv", "--images", "drawn", *arguments)
 
 
 @pytest.mark.slow
@@ -274,27 +253,6 @@ def test_interrupted_nothing_is_half_written(tmp_path):
     assert process.returncode == 130
     assert b"Traceback" not in errors
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy", "y.npy"]
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_flickr8k_through_the_command_line_equals_python(real_data, tmp_path):
-    folder = real_data / "flickr8k"
-    pairs = folder / "dataset_flickr8k.json"
-    features = [folder / "dinov2s.npy", folder / "minilm.npy"]
-    found = run_json("fit", *features, "--pairs", pairs, "-o", tmp_path / "m")["facts"]["metrics"]
-    x, y = (np.load(file).astype(np.float32) for file in features)
-    pairing = np.arange(40000) // 5
-    model = AWCCA().fit(
-        x[:6000], y[:30000], pairing[:30000], validation=(x[6000:7000], y[30000:35000], pairing[:5000])
-    )
-    for task in ("search", "annotate"):
-        # The command ranks canonical vectors, ``score`` vectors without a decomposition: five of 5,000
-        # captions or one of 1,000 images may fall on the other side of a tie.
-        score = model.score(x[7000:], y[35000:], pairing[:5000], task=task)
-        assert found["test"][task]["r@1"] == pytest.approx(score, abs=0.1)
-    assert found["test"]["search"]["r@1"] > 34
-    assert found["test"]["annotate"]["r@1"] > 45
 
 
 @pytest.fixture(scope="module")
@@ -428,7 +386,6 @@ def test_a_wrong_preset_fails_before_encoding_in_python(photos):
 def test_one_truth_about_held_out_pairs(photos, preset):
     settings = {"hkse": SMALL_TEXT} if preset else {"hkse": SMALL_TEXT, "model": {"grid": 3}}
     fitted = run(*UNSPLIT, *config(**settings), *preset)
-    assert fitted.exit_code == 0, fitted.output
     quality = run_json("info", "m")["facts"]["quality"]
     assert re.match(r"Selected on 9 of 60 training images, .*; r@1 there: search [\d.]+, annotate", quality)
     assert "Not measured on pairs" in quality
@@ -439,22 +396,17 @@ def test_one_truth_about_held_out_pairs(photos, preset):
     assert quality in run("info", "m").stdout
     assert quality in (photos / "m" / "README.md").read_text("utf-8").replace("\\", "")
     result = run("evaluate", "m", "captions.csv", "--images", "drawn", *COLUMNS)
-    assert result.exit_code == 0, result.output
     assert "note: these are training pairs of this model" in result.stderr
 
 
 def test_training_pairs_are_known_again_and_others_are_not(files, recwarn):
-    assert run(*FIT, *config(model={"grid": 3})).exit_code == 0
+    run(*FIT, *config(model={"grid": 3}))
     again = run("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy")
     assert "these are training pairs" in again.stderr
     for name in ("x", "y"):
         np.save(f"new-{name}.npy", np.load(f"{name}.npy") + 1)
     others = run("evaluate", "m", "new-x.npy", "new-y.npy", "--pairs", "pairing.npy")
-    assert others.exit_code == 0
     assert "training pairs" not in others.stderr
-    assert "--split has no effect" in refused(
-        *("evaluate", "m", "x.npy", "y.npy", "--pairs", "pairing.npy", "--split", "train")
-    )
 
 
 def test_the_share_of_training_pairs_is_found_by_a_sample():

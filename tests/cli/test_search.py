@@ -13,7 +13,6 @@ from commands import config, refused, run, run_json
 from conftest import declare_torchvision_operators
 from diptych import AWCCA, HKSE, Retriever
 from diptych.cca._polish import Polish
-from diptych.encoders import tokenize
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
 from saved_files import edit_config, files_of
@@ -55,26 +54,8 @@ def test_search_says_what_python_says(place):
     assert f"{expected[0][0].score:.3f}" in shown
 
 
-def test_a_file_of_word_vectors_brings_further_words(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pairs = make_scenes(60, size=48).write("drawn")
-    words = sorted({word for caption in pairs.captions for word in tokenize(caption)} | {"crimson"})
-    vectors = np.random.default_rng(0).normal(size=(len(words), 20))
-    rows = (f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, vectors, strict=True))
-    (tmp_path / "words.txt").write_text("".join(rows))
-    fit = ["fit", "drawn", "--image-encoder", "pyramid", "--vectors", "words.txt", "-q", "-o", "model"]
-    small = {"word_features": 40, "sentence_features": 40}
-    assert run(*fit, *config(model={"params": [1, 1]}, hkse=small)).exit_code == 0
-    found = run("search", "model", "a crimson quokka", "--json")
-    assert found.stderr == "note: ignored words the model does not know: quokka\n"
-    assert json.loads(found.stdout)["answers"][0]["ignored_words"] == ["quokka"]
-    assert run(*fit, *config(model={"params": [1, 1]}, hkse={**small, "query_words": 0})).exit_code == 0
-    assert run_json("search", "model", "a crimson star")["answers"][0]["ignored_words"] == ["crimson"]
-
-
 def test_words_that_were_ignored_are_named(place):
     shown = run("search", "model", "a red quokka", "-k", 1)
-    assert shown.exit_code == 0
     assert shown.stderr == "note: ignored words the model does not know: quokka\n"
     several = run("search", "model", "a star", "a quokka and a wombat", "--json")
     assert several.stderr == (
@@ -131,19 +112,6 @@ def test_the_parts_of_a_fusion_are_described_and_compared(tmp_path, monkeypatch,
     assert "--weighting 'none' is no part of this fusion" in message
     assert "'photos × words'" in message
     assert {"name", "weight", "use", "components"} == set(run_json("info", "m")["parts"]["search"][0])
-
-
-def test_a_fusion_learns_from_pairs_that_are_added(tmp_path, monkeypatch, rng):
-    hidden = rng.normal(size=(160, 6))
-    x, y = (hidden @ rng.normal(size=(6, m)) + rng.normal(size=(160, m)) for m in (12, 9))
-    monkeypatch.chdir(tmp_path)
-    ids = [f"p{i}" for i in range(100)]
-    Retriever.from_features(x[:100], y[:100], ids=ids, model=Fusion(grid=4)).save("m")
-    np.save("x.npy", x[100:].astype(np.float32))
-    np.save("y.npy", y[100:].astype(np.float32))
-    assert run_json("add", "m", "x.npy", "y.npy", "--refit")["refitted"] is True
-    assert run_json("info", "m")["facts"]["refitted"] == {"pairs": 160, "before": 100}
-    assert "refitted on 160 pairs (100 before)" in run("info", "m").stdout
 
 
 def test_a_polished_model_says_for_how_long(tmp_path, monkeypatch, rng):
@@ -214,9 +182,7 @@ def test_features_are_added_to_a_model_of_features(tmp_path, monkeypatch):
     for name, rows in (("old", slice(0, 80)), ("new", slice(80, 90))):
         np.save(f"{name}-x.npy", x[rows].astype(np.float32))
         np.save(f"{name}-y.npy", y[rows].astype(np.float32))
-    assert (
-        run("fit", "old-x.npy", "old-y.npy", "-o", "m", *config(model={"params": [0.1, 0.1]})).exit_code == 0
-    )
+    run("fit", "old-x.npy", "old-y.npy", "-o", "m", *config(model={"params": [0.1, 0.1]}))
     lines = "\n".join(f"new-{i}.png,caption {i}" for i in range(10))
     (tmp_path / "new.csv").write_text(f"image,caption\n{lines}\n")
     assert len(run_json("add", "m", "new-x.npy", "new-y.npy", "--pairs", "new.csv")["added"]) == 20
@@ -300,13 +266,11 @@ def test_a_path_of_two_items_is_refused(place):
 def test_one_corrupt_image_does_not_stop_the_others(place):
     (place / "bad.png").write_bytes(b"no image at all")
     shutil.copy("new.png", "other.png")
-    found = run("annotate", "model", "new.png", "bad.png", "other.png", "-k", 1)
-    assert found.exit_code == 1
+    found = run("annotate", "model", "new.png", "bad.png", "other.png", "-k", 1, exit_code=1)
     assert "new.png" in found.stdout
     assert "other.png" in found.stdout
     assert found.stderr.startswith("skipped: bad.png is not in a supported format")
-    added = run("add", "model", "new.png", "bad.png", "other.png")
-    assert added.exit_code == 1
+    added = run("add", "model", "new.png", "bad.png", "other.png", exit_code=1)
     assert "added 2 items" in added.stdout
     assert "skipped: bad.png" in added.stderr
     assert run_json("info", "model")["items"]["image"] == 152
@@ -317,8 +281,7 @@ def test_one_corrupt_image_does_not_stop_the_others(place):
 def test_a_corrupt_image_is_left_out_of_pairs_that_are_added(place):
     (place / "bad.png").write_bytes(b"no image at all")
     (place / "more.csv").write_text("image,caption\nnew.png,a thing\nbad.png,another\n")
-    added = run("add", "model", "more.csv")
-    assert added.exit_code == 1
+    added = run("add", "model", "more.csv", exit_code=1)
     assert "added 2 items" in added.stdout
     assert "skipped: bad.png" in added.stderr
 
@@ -330,16 +293,12 @@ def test_what_is_known_of_the_quality_is_the_same_everywhere(place):
     assert "Measured on the test split" in facts["quality"]
 
 
-def test_export_writes_what_python_embeds(place):
+def test_export_writes_what_python_exports(place):
     pytest.importorskip("onnx")
-    onnxruntime = pytest.importorskip("onnxruntime")
     shown = run("export", "model", "--view", "text", "--task", "search", "--out", "projection.onnx")
-    assert (shown.exit_code, shown.stdout) == (0, "wrote projection.onnx\n"), shown.output
-    retriever, texts = Retriever.load("model"), ["a red star at night", "two boats"]
-    features = retriever.encoders.encode_texts(texts).astype(np.float32)
-    session = onnxruntime.InferenceSession("projection.onnx", providers=["CPUExecutionProvider"])
-    (vectors,) = session.run(["vectors"], {"features": features})
-    np.testing.assert_allclose(vectors, retriever.embed_texts(texts), atol=1e-4)
+    assert shown.stdout == "wrote projection.onnx\n"
+    Retriever.load("model").export_onnx("expected.onnx", view="text", task="search")
+    assert (place / "projection.onnx").read_bytes() == (place / "expected.onnx").read_bytes()
     content = run_json("export", "model", "-o", "items.onnx", "--view", "image")
     assert content == {"model": "model", "view": "image", "task": "search", "out": "items.onnx"}
     assert run("export", "model", "-o", "items.onnx", "--quiet").stdout == ""
@@ -373,10 +332,7 @@ def test_queries_are_composed_filtered_and_paged(place):
 
 def test_why_there_are_no_hits_is_said(place):
     shown = run("search", "model", "a red star", "--offset", 150)
-    assert (shown.exit_code, shown.stdout) == (
-        0,
-        "a red star\nscore  item\nthere are no more than 150 hits\n",
-    )
+    assert shown.stdout == "a red star\nscore  item\nthere are no more than 150 hits\n"
     shown = run("search", "model", "a red star", "--where", 'split = "none such"').stdout
     assert shown.endswith("no item has such metadata\n")
 
@@ -410,7 +366,6 @@ def test_probabilities_are_shown_where_they_are_known(calibrated, monkeypatch):
             [hit.probability for hit in hits_], abs=1e-5
         )
     shown = run("search", "m", "--features", "y.npy", "-k", 5)
-    assert shown.exit_code == 0
     lines = shown.stdout.splitlines()
     assert lines[0] == "row 0"
     assert lines[1].split() == ["score", "probability", "item"]
@@ -472,7 +427,8 @@ def test_no_text_directs_the_terminal(dangerous, monkeypatch):
         "add m TEXT",
         "check t.csv",
     ):
-        result = run(*(CONTROLS if word == "TEXT" else word for word in command.split()))
+        code = 2 if "TEXT" in command else 1 if command.startswith("check") else 0
+        result = run(*(CONTROLS if word == "TEXT" else word for word in command.split()), exit_code=code)
         shown = result.stdout + result.stderr
         assert shown.endswith("\n")
         assert not set(shown) & set("\x1b\x07\x9b\u202e\r"), command
@@ -502,11 +458,11 @@ def test_info_notices_every_damaged_file_that_load_refuses(place):
     shutil.copytree(place / "model", place / "damaged")
     os.truncate(place / "damaged" / "items.sqlite", 8192)
     assert "items.sqlite" in refused("info", "damaged")
-    assert run("info", "model").exit_code == 0
+    run("info", "model")
 
 
 def test_a_damaged_description_is_refused_where_it_is_read(place):
     config = json.loads((files_of(place / "model") / "config.json").read_bytes())
     edit_config(place / "model", description={**config["description"], "components": {"search": 4}})
     assert "the description of the model lacks one of the tasks" in refused("info", "model")
-    assert run("search", "model", "a red star").exit_code == 0
+    run("search", "model", "a red star")

@@ -52,9 +52,9 @@ from diptych.retrieval.stores import _folder as stores
 from diptych.retrieval.stores._folder import FolderStore
 from diptych.scenes import make_scenes
 from diptych.service import _serve as serving
-from diptych.service._files import Images
+from diptych.service._files import Images, Upload
 from diptych.service._model import ModelHolder
-from diptych.service._writes import Addition, Upload
+from diptych.service._writes import Addition
 from example_files import network_with_weights
 
 WORDS = (["red", "green", "blue"], ["dog", "cat", "bird", "fish"], ["runs", "sleeps", "jumps", "flies"])

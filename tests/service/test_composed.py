@@ -9,7 +9,7 @@ import pytest
 
 from diptych import AWCCA, Retriever
 from diptych.service._schemas import MAX_FILTER, MAX_PARTS
-from servers import ids, problem
+from servers import detail, ids, problem
 
 
 def result(answer):
@@ -30,10 +30,7 @@ def test_queries_are_composed_of_texts_items_and_features(client, retriever, eas
         "minus": [{"features": row.tolist(), "weight": 0.5}, {"text": "a tree"}],
     }
     expected = retriever.search(
-        "a red star",
-        k=50,
-        plus=["night", (path_of(easy.image), 2), easy.text],
-        minus=[(row, 0.5), "a tree"],
+        "a red star", k=50, plus=["night", (path_of(easy.image), 2), easy.text], minus=[(row, 0.5), "a tree"]
     )
     found = result(client.post("/v1/search", json=body))
     assert [hit["id"] for hit in found["hits"]] == names(expected)
@@ -67,6 +64,8 @@ def test_parts_come_with_an_uploaded_image(client, retriever, easy, path_of):
 def test_ignored_words_of_all_texts_are_named(client):
     body = {"text": "a red quokka", "plus": ["a wombat boat"], "minus": ["a numbat star"]}
     assert result(client.post("/v1/search", json=body))["ignored_words"] == ["quokka", "wombat", "numbat"]
+    several = client.post("/v1/search", json={"text": ["a red quokka", "a star"]}).json()["results"]
+    assert [part["ignored_words"] for part in several] == [["quokka"], []]
 
 
 def test_a_string_is_never_a_file(client, path_of, easy, tmp_path):
@@ -109,9 +108,14 @@ def test_wrong_requests_say_what_is_wrong(client):
         ({"where": {"split": ["x" * 500] * 40}}, "bad-filter", f"at most {MAX_FILTER} are accepted"),
         ({"where": "x" * (MAX_FILTER + 1)}, "bad-filter", f"at most {MAX_FILTER} are accepted"),
     ):
-        answer = client.post("/v1/search", json={"text": "a red star"} | body)
-        assert problem(answer) == (422, kind), body
-        assert words in answer.json()["detail"]
+        assert words in detail(client.post("/v1/search", json={"text": "a red star"} | body), 422, kind)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "[1, NaN]"])
+def test_a_filter_by_nan_or_infinity_is_refused(client, value):
+    body = f'{{"text": "a star", "where": {{"split": {value}}}}}'
+    answer = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
 
 
 def test_deep_requests_are_refused(client):
@@ -155,8 +159,10 @@ def test_filters_have_operators_and_expressions(client, retriever):
         'not split = "train"',
         {"$and": ['split != "train"', {"split": {"$exists": True}}]},
         '{"split": {"$nin": ["train"]}}',
+        {"split": ["val", "test"]},
     ):
         assert ids(client.post("/v1/search", json={"text": "a red star", "where": where})) == expected
+    assert ids(client.post("/v1/search", json={"text": "a red star", "where": {"split": "none such"}})) == []
 
 
 @pytest.fixture(scope="module")

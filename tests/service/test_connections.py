@@ -5,22 +5,23 @@ import contextlib
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from diptych.service._limits import Limits, Problem
-from diptych.service._security import Access, Gate
+from diptych import InputError
+from diptych.service._limits import Limits
 from diptych.service._serve import HEADER_BYTES, raise_file_limit
-from servers import TOKEN, wait_until
+from servers import TOKEN, problem, wait_until
 
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 
 
-def body_of(length):
+def body_of(length, headers=b""):
     return (
-        b"POST /v1/session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n{" % length
+        b"POST /v1/session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%s"
+        b"Content-Length: %d\r\n\r\n{" % (headers, length)
     )
 
 
@@ -186,87 +187,42 @@ def test_the_connection_that_has_waited_longest_is_closed(serve, folder):
         connection.close()
 
 
-def make_scope(path, headers=(), method="POST"):
-    named = {"host": "127.0.0.1", "content-type": "application/json", **dict(headers)}
-    return {
-        "type": "http",
-        "path": path,
-        "method": method,
-        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
-    }
+def test_unfinished_bodies_do_not_count_as_open_requests(serve, folder):
+    url = serve(folder, token=TOKEN, requests=2)
+    right = {"Authorization": f"Bearer {TOKEN}"}
+    slow = [send(url, body_of(100)) for _ in range(10)]
+
+    def list_statuses():
+        answers = (
+            httpx.get(f"{url}/v1/model", headers=right),
+            httpx.post(f"{url}/v1/session", json={"token": TOKEN}),
+            httpx.get(f"{url}/healthz"),
+        )
+        return [answer.status_code for answer in answers]
+
+    assert list_statuses() == [200, 204, 200]
+    # Requests with the token are counted from their start, apart from those without.
+    slow += [send(url, body_of(100, b"Authorization: Bearer %s\r\n" % TOKEN.encode())) for _ in range(2)]
+    wait_until(lambda: list_statuses() == [503, 204, 200])
+    for connection in slow:
+        connection.close()
 
 
-def test_unfinished_bodies_do_not_count_as_open_requests():
-    async def answer(scope, receive, send):
-        if scope["method"] == "POST":
-            while (await receive()).get("more_body"):
-                pass
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+def test_a_body_that_arrives_at_a_full_server_gets_503(make_client, monkeypatch):
+    client, arrived, done = make_client(requests=1), threading.Event(), threading.Event()
 
-    async def run():
-        gate = Gate(answer, Limits(requests=2), Access(TOKEN))
-        never = asyncio.Event()
-        statuses = []
+    async def search(*args, **options):
+        arrived.set()
+        await asyncio.to_thread(done.wait)
+        raise InputError("nothing is found")
 
-        async def unfinished():
-            await never.wait()
+    def ask():
+        return problem(client.post("/v1/search", json={"text": "a star"}))
 
-        async def send(message):
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        length = {"content-length": "100"}
-        slow = [
-            asyncio.create_task(gate(make_scope("/v1/session", length), unfinished, send)) for _ in range(10)
-        ]
-        await asyncio.sleep(0.05)
-        assert statuses == []
-
-        async def whole():
-            return {"type": "http.request", "body": b"{}", "more_body": False}
-
-        token = {"authorization": f"Bearer {TOKEN}"}
-        await gate(make_scope("/healthz", method="GET"), whole, send)
-        await gate(make_scope("/v1/search", length | token), whole, send)
-        await gate(make_scope("/v1/session", length), whole, send)
-        assert statuses == [200, 200, 200]
-        # Requests with the token are counted from their start, apart from those without.
-        trusted = [
-            asyncio.create_task(gate(make_scope("/v1/search", length | token), unfinished, send))
-            for _ in range(2)
-        ]
-        await asyncio.sleep(0.05)
-        await gate(make_scope("/v1/search", length | token), whole, send)
-        await gate(make_scope("/v1/session", length), whole, send)
-        await gate(make_scope("/healthz", method="GET"), whole, send)
-        for task in (*slow, *trusted):
-            task.cancel()
-        return statuses[3:]
-
-    assert asyncio.run(run()) == [503, 200, 200]
-
-
-def test_a_body_that_arrives_at_a_full_server_gets_503():
-    async def run():
-        statuses = []
-
-        async def answer(scope, receive, send):
-            try:
-                await receive()
-            except Problem as problem:
-                statuses.append(problem.status_code)
-                raise
-
-        async def send(message):
-            statuses.append(message.get("status"))
-
-        async def whole():
-            return {"type": "http.request", "body": b"{}", "more_body": False}
-
-        gate = Gate(answer, Limits(requests=1), Access(None))
-        gate._open_requests[False] = 1
-        await gate(make_scope("/v1/search", {"content-length": "2"}), whole, send)
-        return statuses
-
-    assert asyncio.run(run())[:2] == [503, 503]
+    monkeypatch.setattr(client.service.batcher, "search", search)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(ask)
+        assert arrived.wait(60)
+        refused = ask()
+        done.set()
+        assert (refused, first.result()) == ((503, "busy"), (422, "bad-input"))

@@ -1,25 +1,15 @@
 """Items over HTTP: listed page by page, added in batches, changed and replaced."""
 
-import io
 import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from diptych import Retriever
-from other_views import fit_molecules
-from servers import ids, in_process, problem
+from servers import detail, ids, in_process, png, problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::diptych._checks.DataWarning")
-
-
-def png(colour="red"):
-    file = io.BytesIO()
-    Image.new("RGB", (48, 48), colour).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture
@@ -71,9 +61,7 @@ def test_pages_of_items(client, retriever):
     ],
 )
 def test_pages_that_there_are_not(client, parameters, status, kind, words):
-    answer = client.get("/v1/items", params=parameters)
-    assert problem(answer) == (status, kind)
-    assert words in answer.json()["detail"]
+    assert words in detail(client.get("/v1/items", params=parameters), status, kind)
 
 
 def test_a_batch_is_added_as_a_whole(of_rows):
@@ -124,12 +112,46 @@ def test_a_batch_is_added_as_a_whole(of_rows):
         ([{"features": [0.0] * 12}], 422, "only zeros"),
         ([{"features": x[0], "metadata": {"a": {"b": 1}}}], 422, "nested"),
     ):
-        answer = client.post("/v1/items", json=content)
-        assert answer.status_code == status
-        assert words in answer.json()["detail"]
+        assert words in detail(client.post("/v1/items", json=content), status)
     assert problem(client.post("/v1/items", content=b'{"id":\n', headers=headers)) == (400, "no-json")
     assert problem(client.post("/v1/items?on_conflict=keep", json=batch)) == (422, "bad-request")
     assert client.get("/v1/items", params={"limit": 1}).json()["total"] == before + 7
+
+
+def test_an_item_is_added_by_its_features(of_rows, of_features):
+    client, x, y = of_rows
+    whole = {
+        "id": "whole",
+        "features": x[80],
+        "captions": ["the first", "the second"],
+        "caption_features": y[80:82],
+        "metadata": {"new": True},
+    }
+    assert client.post("/v1/items", json=whole).json() == {
+        "image": "whole",
+        "captions": ["whole#0", "whole#1"],
+    }
+    assert problem(client.post("/v1/items", json=whole)) == (409, "taken")
+    alone = client.post("/v1/items", json={"id": "alone", "caption_features": [y[84]]})
+    assert alone.json() == {"image": None, "captions": ["alone#0"]}
+    for wrong in (
+        {"features": x[80][:11]},
+        {"features": x[80:82]},
+        {"features": x[80], "captions": ["no encoder"]},
+        {"captions": ["one"], "caption_features": y[80:82]},
+        {"caption_features": [[1e39] * 9]},
+        {},
+    ):
+        assert client.post("/v1/items", json=wrong).status_code == 422, wrong
+    query = {"features": y[80], "k": 1, "where": {"new": True}}
+    (hit,) = client.post("/v1/search", json=query).json()["results"][0]["hits"]
+    assert hit["id"] == "whole"
+    found = client.post("/v1/annotate", json={"features": x[80], "where": {"new": True}})
+    assert {hit["text"] for hit in found.json()["results"][0]["hits"]} == {"the first", "the second"}
+    # The server adds what a retriever adds.
+    retriever = Retriever.load(of_features[0])
+    expected = retriever.search(y[80], k=1, where=["80"])[0].score
+    assert hit["score"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_metadata_and_texts_are_changed(writable, easy, copied_folder):
@@ -148,9 +170,7 @@ def test_metadata_and_texts_are_changed(writable, easy, copied_folder):
         ({"features": [1.0]}, "features have 1 numbers"),
         ({"text": ""}, "text"),
     ):
-        answer = writable.patch(url, json=body)
-        assert answer.status_code == 422
-        assert words in answer.json()["detail"]
+        assert words in detail(writable.patch(url, json=body), 422)
     assert problem(writable.patch(url, files={"image": png()})) == (422, "bad-input")
     assert problem(writable.patch("/v1/items/nobody", json={"text": "a"})) == (404, "unknown-item")
 
@@ -194,15 +214,6 @@ def test_items_in_memory_are_listed_and_a_read_only_server_changes_none(client, 
         client.patch("/v1/items/a", json={"metadata": {}}),
     ):
         assert problem(answer) == (403, "read-only")
-
-
-def test_texts_of_the_first_view_are_changed():
-    retriever = fit_molecules()
-    item = retriever.items("image")[0]
-    changed = retriever.update(item.id, text="CCO")
-    assert (changed.text, changed.view) == ("CCO", "image")
-    features = retriever.encoders.encode_images(["CCO"])
-    np.testing.assert_allclose(retriever.store.features("image", [item.id]), features, rtol=1e-6)
 
 
 def test_a_confirmed_pair_is_a_caption_of_the_image(writable, client, copied_folder):

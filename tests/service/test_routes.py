@@ -1,6 +1,7 @@
 """The routes of the HTTP API."""
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -10,13 +11,14 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client import generate_latest
 
 from diptych import Retriever
 from diptych.retrieval.stores._folder import FolderStore
 from diptych.service._model import LoadedModel
 from diptych.service._schemas import MAX_PARTS
 from saved_files import save_without_features
-from servers import TOKEN, ids, problem, wait_until
+from servers import TOKEN, detail, ids, problem, wait_until
 
 
 def test_search_returns_the_hits_of_the_retriever(client, retriever, easy):
@@ -34,32 +36,6 @@ def test_results_are_in_the_order_of_the_queries(client, retriever, easy):
     assert [part["query"] for part in answer.json()["results"]] == texts
     for at, text in enumerate(texts):
         assert ids(answer, at) == [hit.id for hit in retriever.search(text, k=3)]
-
-
-@pytest.mark.parametrize("where", [None, {"split": "train"}])
-def test_ignored_words_are_named(client, where):
-    body = {"text": ["a red quokka", "a star"], "k": 3, "where": where}
-    results = client.post("/v1/search", json=body).json()["results"]
-    assert [part["ignored_words"] for part in results] == [["quokka"], []]
-    schema = client.get("/v1/openapi.json").json()["components"]["schemas"]["QueryResult"]
-    assert "does not know" in schema["properties"]["ignored_words"]["description"]
-
-
-def test_search_by_the_id_of_a_stored_caption(client, easy):
-    by_id = client.post("/v1/search", json={"id": easy.id, "k": 5})
-    by_text = client.post("/v1/search", json={"text": easy.text, "k": 5})
-    assert ids(by_id) == ids(by_text)
-
-
-def test_where_filters_by_metadata(client, easy):
-    for split in ("train", "test"):
-        answer = client.post("/v1/search", json={"text": easy.text, "k": 5, "where": {"split": split}})
-        hits = answer.json()["results"][0]["hits"]
-        assert len(hits) == 5
-        assert {hit["metadata"]["split"] for hit in hits} == {split}
-    both = client.post("/v1/search", json={"text": easy.text, "where": {"split": ["val", "test"]}})
-    assert {hit["metadata"]["split"] for hit in both.json()["results"][0]["hits"]} <= {"val", "test"}
-    assert ids(client.post("/v1/search", json={"text": easy.text, "where": {"split": "none such"}})) == []
 
 
 def test_an_uploaded_and_a_stored_image_get_the_same_captions(client, easy, path_of):
@@ -81,11 +57,6 @@ def test_several_images_with_a_filter(client, retriever, easy, path_of):
             path_of(name), k=4, where=lambda item: item.metadata["split"] == "train"
         )
         assert ids(answer, at) == [hit.id for hit in expected]
-
-
-def test_an_item_is_most_similar_to_itself(client, easy):
-    assert ids(client.post("/v1/similar", json={"id": easy.image, "k": 3}))[0] == easy.image
-    assert ids(client.post("/v1/similar", json={"id": easy.id, "k": 3}))[0] == easy.id
 
 
 def test_items_and_their_images(client, easy, path_of):
@@ -196,11 +167,6 @@ def test_other_content_than_json_and_forms_is_refused(client):
             headers = {} if kind is None else {"content-type": kind}
             other = client.post(f"/v1/{path}", content=b"{not json", headers=headers)
             assert problem(other) == (415, "wrong-type")
-
-
-def test_an_id_of_the_other_view_is_refused(client, easy):
-    assert client.post("/v1/search", json={"id": easy.image}).status_code == 422
-    assert client.post("/v1/annotate", json={"id": easy.id}).status_code == 422
 
 
 def test_a_model_of_features_is_searched_by_its_items(make_client, of_features, caplog):
@@ -321,9 +287,7 @@ def test_named_blocks_are_sent_by_name(make_client, fused_folder):
         ({"words": [[1.0] * 8] * 2, "tones": [1.0] * 6}, "different numbers of rows"),
         ({}, "at least one named block"),
     ):
-        refused = client.post("/v1/search", json={"features": wrong})
-        assert refused.status_code == 422
-        assert message in refused.json()["detail"]
+        assert message in detail(client.post("/v1/search", json={"features": wrong}), 422)
 
 
 def test_wrong_features_are_refused(make_client, of_features):
@@ -368,23 +332,9 @@ def test_a_request_has_one_kind_of_query(make_client, of_features):
 
 def test_every_reference_in_openapi_exists(client):
     openapi = client.get("/v1/openapi.json").json()
-
-    def references(part):
-        if isinstance(part, dict):
-            if isinstance(part.get("$ref"), str):
-                yield part["$ref"]
-            for value in part.values():
-                yield from references(value)
-        elif isinstance(part, list):
-            for value in part:
-                yield from references(value)
-
-    used = set(references(openapi))
-    assert "#/components/schemas/JsonValue" in used
-    for reference in used:
-        place = openapi
-        for name in reference.removeprefix("#/").split("/"):
-            place = place[name]
+    used = set(re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(openapi)))
+    assert "JsonValue" in used
+    assert used <= openapi["components"]["schemas"].keys()
 
 
 def test_any_id_can_be_requested(make_client, tmp_path, rng):
@@ -426,7 +376,7 @@ def test_requests_are_counted_by_route(make_client, easy):
     for path in ("/", "/app.js", "/v1/model", f"/v1/items/{quote(easy.image, safe='')}/image", "/nowhere"):
         client.get(path)
     client.post("/v1/search", json={"text": easy.text})
-    counters = client.service.metrics.render().decode()
+    counters = generate_latest(client.service.metrics.registry).decode()
     for route, method, status in (
         ("/", "GET", 200),
         ("/app.js", "GET", 200),
@@ -520,6 +470,4 @@ def test_scored_pairs_have_percentiles(make_client, tmp_path):
     ],
 )
 def test_pairs_that_cannot_be_scored(client, body, status, words):
-    answer = client.post("/v1/score", json=body)
-    assert answer.status_code == status
-    assert words in answer.json()["detail"]
+    assert words in detail(client.post("/v1/score", json=body), status)

@@ -33,12 +33,7 @@ OPERATIONS = [
 pytestmark = pytest.mark.hypothesis  # with more examples in the whole suite
 
 EXAMPLES = settings().max_examples // 2
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 def load_operations(url):
@@ -85,8 +80,7 @@ def test_no_request_is_an_internal_error_for_a_model_of_features(operations_of_f
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize(
-    "label",
-    ["POST /v1/annotate", "POST /v1/score", "POST /v1/items", "PATCH /v1/items/{item_id}"],
+    "label", ["POST /v1/annotate", "POST /v1/score", "POST /v1/items", "PATCH /v1/items/{item_id}"]
 )
 def test_no_request_is_an_internal_error_for_a_first_view_of_texts(operations_of_molecules, label, mode):
     fuzz(operations_of_molecules[label], mode)

@@ -6,7 +6,6 @@ import pytest
 
 from diptych import AWCCA, HKSE, Retriever
 from diptych.data import read_pairs
-from diptych.encoders import open_image
 from diptych.scenes import make_scenes
 from example_files import write_network
 from tolerance import rounding
@@ -62,18 +61,3 @@ def test_the_command_takes_several_encoders(several, start):
     url = start(folder / "model", "--text-encoder", "hkse", "--text-encoder", letters).url
     found = httpx.post(f"{url}/v1/search", json={"text": QUERY, "k": 5}).json()["results"][0]["hits"]
     assert [hit["id"] for hit in found] == [hit.id for hit in retriever.search(QUERY, k=5)]
-
-
-def test_images_are_added_by_clients(several, make_client, tmp_path):
-    folder, retriever = several
-    client = make_client(folder / "model", writable=True)
-    assert "text encoder" in client.get("/v1/model").json()["can"]["text"]
-    scene = make_scenes(1, size=48, random_state=9).images[0]
-    scene.save(tmp_path / "new.png")
-    with open(tmp_path / "new.png", "rb") as file:
-        added = client.post("/v1/items", files={"image": file}, data={"id": "new"})
-    assert added.status_code == 201, added.text
-    similar = retriever.embed_images(open_image(tmp_path / "new.png"))
-    stored = client.service.holder.current.retriever
-    np.testing.assert_allclose(stored.embed_images(tmp_path / "new.png"), similar, atol=1e-4)
-    assert stored.item("new") is not None

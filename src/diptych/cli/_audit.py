@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from diptych._checks import InputError
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
 from diptych.cli._fit import choose_text_encoder
 from diptych.cli._options import SourceOptions, read_views
-from diptych.cli._run import RunOptions, option, refuse_unused
+from diptych.cli._run import RunOptions, align, option, refuse_unused
 
 if TYPE_CHECKING:
     from diptych.retrieval import AuditedPair
@@ -26,7 +25,7 @@ def score(
     model: opt.Model,
     source: opt.Source,
     texts: opt.Texts = None,
-    out: Annotated[Path | None, option("CSV file of the scores.", "--out", "-o")] = None,
+    out: Path | None = option(None, "CSV file of the scores.", "-o"),
     *,
     table: SourceOptions,
     encoders: LoadOptions,
@@ -41,14 +40,13 @@ def score(
 
     Example: `diptych score model captions.csv --images photos --out scores.csv --quiet`
     """
-    from diptych._progress import progress_bar
     from diptych.data import PairedDataset
     from diptych.retrieval._pair_scores import write_csv
     from diptych.retrieval._training import encode_views
 
     retriever = encoders.load(model)
     data = table.open(source, texts, retriever.views)
-    with progress_bar("scoring", run.bars):
+    with run.progress("scoring"):
         if isinstance(data, PairedDataset):
             data = encode_views(data, retriever.encoders)
         else:
@@ -64,7 +62,7 @@ def score(
     ]
     if out is not None:
         write_csv(out, rows)
-    lines = [*_align(rows)]
+    lines = _align(rows)
     lines += [f"no percentiles: {scores.absent}"] * (scores.absent is not None)
     lines += [f"wrote {out}"] * (out is not None)
     run.show({"pairs": rows, "absent": scores.absent}, lines)
@@ -73,11 +71,10 @@ def score(
 def audit(
     source: opt.Source,
     texts: opt.Texts = None,
-    k: Annotated[int, option("Number of pairs to print.", "-k", min=1)] = 20,
-    out: Annotated[
-        list[Path] | None,
-        option("CSV file of all pairs, or HTML sheet of the lowest. May be repeated.", "--out", "-o"),
-    ] = None,
+    k: int = option(20, "Number of pairs to print.", "-k", min=1),
+    out: list[Path] | None = option(
+        None, "CSV file of all pairs, or HTML sheet of the lowest. May be repeated.", "-o"
+    ),
     *,
     table: SourceOptions,
     views: opt.Views = opt.VIEWS,
@@ -95,7 +92,6 @@ def audit(
 
     Example: `diptych audit captions.csv --images photos --out pairs.csv --out sheet.html`
     """
-    from diptych._progress import progress_bar
     from diptych.data import PairedDataset
     from diptych.encoders import HKSE
     from diptych.retrieval import Retriever, audit_pairs
@@ -106,7 +102,7 @@ def audit(
             raise InputError(f"{path} is neither a .csv nor an .html file; name one of these.")
     data = table.open(source, texts, read_views(views))
     seed = random_state or 0
-    with progress_bar("auditing", run.bars):
+    with run.progress("auditing"):
         if isinstance(data, PairedDataset):
             chosen = choose_text_encoder(encoders, vectors, {}, is_raw=True)
             if chosen.text_encoder in (["auto"], ["hkse"]):
@@ -130,16 +126,16 @@ def _as_row(pair: AuditedPair) -> dict[str, Any]:
     return numbers | {name: row[name] for name in _LABELS}
 
 
-def _align(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table of pairs: numbers first, then the text and its image."""
+def _align(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a table of pairs: numbers first, then the text and its image."""
     first = rows[0] if rows else {}
     names = [name for name in first if name not in _LABELS and first[name] is not None]
-    lines = [[name.replace("_", " ") for name in names]]
-    lines += [[_format(row[name]) for name in names] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    labels = ["pair", *(f"{row['image']}: {row['text'] or row['text_id']}" for row in rows)]
-    for cells, label in zip(lines, labels, strict=True):
-        yield "  ".join([*map(str.rjust, cells, widths), label])
+    lines = [[*(name.replace("_", " ") for name in names), "pair"]]
+    for row in rows:
+        lines.append(
+            [*(_format(row[name]) for name in names), f"{row['image']}: {row['text'] or row['text_id']}"]
+        )
+    return align(lines, slice(0, -1))
 
 
 def _format(value: float | str) -> str:

@@ -93,23 +93,22 @@ def compare_weightings(views: PairedViews) -> list[TestedModel]:
 
 def fit_models(views: PairedViews, best: Retriever) -> list[TestedModel]:
     """Fit and test every model of the comparison, the last one as the retriever ``best``."""
-    x, y, pairing = views.split("test")
     models = compare_weightings(views)
     for name, chosen in FILTERS.items():
         start = time.perf_counter()
         model = AWCCA(filter=chosen).fit(*views.split("train"), validation=views.split("val"))
         seconds = time.perf_counter() - start
-        by_task = {}
-        for task in TASKS:
-            vectors_x, vectors_y = model.transform(x, y, task=task)
-            by_task[task] = ranks(vectors_x, vectors_y, pairing, task=task)
-        models.append(TestedModel(name, by_task, seconds))
+        models.append(_test_model(name, {task: model.projector(task) for task in TASKS}, seconds, views))
     start = time.perf_counter()
     projectors = best.fit(views).fitted.projectors
-    seconds = time.perf_counter() - start
-    ranked = rank_pairs(projectors, (x, y, pairing))
-    by_task = {task: ranks(ranked[task].x, ranked[task].y, pairing, task=task) for task in TASKS}
-    return [*models, TestedModel('preset "best"', by_task, seconds)]
+    return [*models, _test_model('preset "best"', projectors, time.perf_counter() - start, views)]
+
+
+def _test_model(name: str, projectors: Mapping[Task, Any], seconds: float, views: PairedViews) -> TestedModel:
+    pairs = views.split("test")
+    ranked = rank_pairs(projectors, pairs)
+    by_task = {task: ranks(ranked[task].x, ranked[task].y, pairs[2], task=task) for task in TASKS}
+    return TestedModel(name, by_task, seconds)
 
 
 def best_model(models: Sequence[TestedModel]) -> TestedModel:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from diptych.encoders import HKSE
 
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
-Out = Annotated[Path, option("Folder to write to.", "--out", "-o")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 
 
 @dataclass(frozen=True)
 class StoreOptions:
     """How features are stored."""
 
-    batch_size: Annotated[int | None, option("Items encoded together.", min=1)] = None
-    dtype: Annotated[str, option("float32 or float16.")] = "float32"
+    batch_size: int | None = option(None, "Items encoded together.", min=1)
+    dtype: str = option("float32", "float32 or float16.")
     views: opt.Views = opt.VIEWS
 
     def settings(self) -> dict[str, Any]:
@@ -42,11 +42,9 @@ class HkseOptions:
     """How hkse is fitted."""
 
     vectors: opt.Vectors = None
-    config: Annotated[Path | None, option("TOML file with more settings of hkse, as in Python: [hkse].")] = (
-        None
-    )
+    config: Path | None = option(None, "TOML file with more settings of hkse, as in Python: [hkse].")
     random_state: opt.RandomState = None
-    save_encoder: Annotated[Path | None, option("Folder to save the fitted hkse to.")] = None
+    save_encoder: Path | None = option(None, "Folder to save the fitted hkse to.")
 
     def make(self) -> HKSE:
         """Return an unfitted HKSE with these settings."""
@@ -129,7 +127,6 @@ def encode_text(
     Example: `diptych encode text captions.csv --text-encoder hkse --vectors GoogleNews.bin -o text-features`
     """
     from diptych import data
-    from diptych._progress import progress_bar
     from diptych.encoders import HKSE, sentence_encoder
     from diptych.retrieval._recommended import open_defaults
 
@@ -147,7 +144,7 @@ def encode_text(
         chosen = open_defaults(["text"])["text"]
     if isinstance(chosen, HKSE) and name in ("auto", "hkse"):
         split = "train" in dataset.split_sizes()
-        with progress_bar("fitting the text encoder", run.bars):
+        with run.progress("fitting the text encoder"):
             chosen.fit((dataset.subset("train") if split else dataset).captions)
         if hkse.save_encoder is not None:
             chosen.save(hkse.save_encoder)

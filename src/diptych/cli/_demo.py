@@ -9,15 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 from diptych._checks import TASKS, InputError
 from diptych.cli._run import RunOptions, option, say, shorten
 
 
 def demo(
-    out: Annotated[Path, option("Folder to write everything to.", "--out", "-o")] = Path("demo-output"),
-    number: Annotated[int, option("How many scenes.", "--number", "-n", min=200)] = 1500,
+    out: Path = option(Path("demo-output"), "Folder to write everything to.", "-o"),
+    number: int = option(1500, "How many scenes.", "-n", min=200),
     *,
     run: RunOptions,
 ) -> None:

@@ -9,8 +9,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from diptych._checks import InputError
-from diptych.cli._run import AsJson, align, option, print_json, refuse_unused, run_option, say
+from diptych.cli._run import AsJson, align, option, print_json, refuse_unused, say
 
 if TYPE_CHECKING:
     from diptych.encoders import HKSE
@@ -20,28 +22,24 @@ if TYPE_CHECKING:
 
 encoder_option = partial(option, panel="Encoders")
 
-Device = Annotated[str, run_option("cpu, or a torch device such as cuda.")]
+Device = Annotated[str, typer.Option(help="cpu, or a torch device such as cuda.", rich_help_panel="Run")]
 
 
 @dataclass(frozen=True)
 class ImageEncoderOptions:
     """The encoder of the images."""
 
-    image_encoder: Annotated[
-        list[str] | None,
-        encoder_option(
-            "An .onnx file, fastembed:NAME, fastembed:FOLDER, pyramid (no weights), or FILE.py:NAME: an "
-            "encoder in your own Python file, which is run. See diptych encoders. Several: give the option "
-            "several times."
-        ),
-    ] = None
-    recipe: Annotated[
-        str | None,
-        encoder_option(
-            "Preprocessing of the image network (docs/data.md), such as caffe. Default: what the network "
-            "says, else ImageNet's."
-        ),
-    ] = None
+    image_encoder: list[str] | None = encoder_option(
+        None,
+        "An .onnx file, fastembed:NAME, fastembed:FOLDER, pyramid (no weights), or FILE.py:NAME: "
+        "an encoder in your own Python file, which is run. See diptych encoders. Several: give the option "
+        "several times.",
+    )
+    recipe: str | None = encoder_option(
+        None,
+        "Preprocessing of the image network (docs/data.md), such as caffe. Default: what the network "
+        "says, else ImageNet's.",
+    )
 
     def open_image_encoder(self) -> Any:
         """Return the image encoder, or a list of several, as ``Retriever`` takes them; None if not named.
@@ -67,14 +65,12 @@ class ImageEncoderOptions:
 class TextEncoderOptions:
     """The encoder of the texts."""
 
-    text_encoder: Annotated[
-        list[str] | None,
-        encoder_option(
-            "fastembed:NAME, fastembed:FOLDER, a sentence-transformers model, hkse, the folder of a "
-            "saved HKSE, or FILE.py:NAME: a function in your own Python file, which is run. See diptych "
-            "encoders. Several: give the option several times."
-        ),
-    ] = None
+    text_encoder: list[str] | None = encoder_option(
+        None,
+        "fastembed:NAME, fastembed:FOLDER, a sentence-transformers model, hkse, the folder of a "
+        "saved HKSE, or FILE.py:NAME: a function in your own Python file, which is run. See diptych "
+        "encoders. Several: give the option several times.",
+    )
 
     def open_text_encoder(self, device: str = "cpu", hkse: HKSE | str = "hkse") -> Any:
         """Return the text encoder, or a list of several, as ``Retriever`` takes them; None if not named.
@@ -111,8 +107,7 @@ class LoadOptions(EncoderOptions):
 
 
 def encoders(
-    everything: Annotated[bool, option("List every model of fastembed.", "--all")] = False,
-    as_json: AsJson = False,
+    everything: bool = option(False, "List every model of fastembed.", "--all"), as_json: AsJson = False
 ) -> None:
     """List the encoders: what is installed, and which to name for which need.
 

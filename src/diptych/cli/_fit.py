@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from diptych._checks import InputError, ViewNames, check_choice, check_task, count
 from diptych.cli import _options as opt
@@ -52,33 +52,20 @@ NOT_SETTINGS = ("preset", "blocks", "parts", "verbose")
 class ModelOptions:
     """What is fitted, and how its settings are selected."""
 
-    preset: Annotated[str | None, model_option("best: several models as one, more accurate and slower.")] = (
-        None
+    preset: str | None = model_option(None, "best: several models as one, more accurate and slower.")
+    filter: str | None = model_option(None, "Regularisation: tikhonov (the default), tsvd or guided.")
+    metric: str | None = model_option(
+        None,
+        "What to select by on validation pairs: r@K (r@1 is the default), mean_recall, median_rank or "
+        "mean_rank.",
     )
-    filter: Annotated[str | None, model_option("Regularisation: tikhonov (the default), tsvd or guided.")] = (
-        None
+    polish: bool = model_option(
+        False, "Learn further from the training pairs with a contrastive loss, if validation gains."
     )
-    metric: Annotated[
-        str | None,
-        model_option(
-            "What to select by on validation pairs: r@K (r@1 is the default), mean_recall, median_rank or "
-            "mean_rank."
-        ),
-    ] = None
-    polish: Annotated[
-        bool,
-        model_option(
-            "Learn further from the training pairs with a contrastive loss, if validation gains.", "--polish"
-        ),
-    ] = False
-    audit: Annotated[
-        bool,
-        model_option("Do not learn from pairs that look wrong, as diptych audit flags them.", "--audit"),
-    ] = False
-    config: Annotated[
-        Path | None,
-        model_option("TOML file with more settings, as in Python: [model], [hkse], [retriever]."),
-    ] = None
+    audit: bool = model_option(False, "Do not learn from pairs that look wrong, as diptych audit flags them.")
+    config: Path | None = model_option(
+        None, "TOML file with more settings, as in Python: [model], [hkse], [retriever]."
+    )
     random_state: opt.RandomState = None
 
     def make(self, verbose: bool | None) -> tuple[AWCCA | Fusion, Settings]:
@@ -107,17 +94,15 @@ def fit(
     source: opt.Source,
     texts: opt.Texts = None,
     *,
-    out: Annotated[Path, option("Folder to write the model to.", "--out", "-o")],
+    out: Path = option(..., "Folder to write the model to.", "-o"),
     table: MetadataOptions,
     views: opt.Views = opt.VIEWS,
     encoders: EncoderOptions,
     vectors: opt.Vectors = None,
-    index: Annotated[str, index_option("flat (exact), hnsw, or postgresql://user@host/database.")] = "flat",
-    dtype: Annotated[str, index_option("Type of the stored vectors: float32 or float16.")] = "float32",
+    index: str = index_option("flat", "flat (exact), hnsw, or postgresql://user@host/database."),
+    dtype: str = index_option("float32", "Type of the stored vectors: float32 or float16."),
     model: ModelOptions,
-    dask: Annotated[
-        str | None, run_option("Sum the training pairs on Dask: a scheduler's address, or local.")
-    ] = None,
+    dask: str | None = run_option(None, "Sum the training pairs on Dask: a scheduler's address, or local."),
     device: Device = "cpu",
     run: RunOptions,
 ) -> None:
@@ -257,12 +242,12 @@ def _describe_fit(info: dict[str, Any]) -> Iterator[str]:
 class FileOptions:
     """Files that ``evaluate`` writes."""
 
-    csv: Annotated[Path | None, file_option("CSV file of the metrics.")] = None
-    latex: Annotated[Path | None, file_option("LaTeX table of the metrics.")] = None
-    run: Annotated[Path | None, file_option("TREC run: the best items of each query.")] = None
-    qrels: Annotated[Path | None, file_option("TREC qrels: which items are right.")] = None
-    task: Annotated[str, file_option("Of --run and --qrels: search or annotate.")] = "search"
-    depth: Annotated[int, file_option("Items of each query in --run.", min=1)] = 100
+    csv: Path | None = file_option(None, "CSV file of the metrics.")
+    latex: Path | None = file_option(None, "LaTeX table of the metrics.")
+    run: Path | None = file_option(None, "TREC run: the best items of each query.")
+    qrels: Path | None = file_option(None, "TREC qrels: which items are right.")
+    task: str = file_option("search", "Of --run and --qrels: search or annotate.")
+    depth: int = file_option(100, "Items of each query in --run.", min=1)
 
     def check(self) -> None:
         """Refuse what has no effect, before anything is computed."""
@@ -291,9 +276,9 @@ def evaluate(
     model: opt.Model,
     source: opt.Source,
     texts: opt.Texts = None,
-    split: Annotated[
-        str | None, option("Split of the pairs: train, val, test or all. Default: test, or all if not split.")
-    ] = None,
+    split: str | None = option(
+        None, "Split of the pairs: train, val, test or all. Default: test, or all if not split."
+    ),
     *,
     table: SourceOptions,
     encoders: LoadOptions,
@@ -306,7 +291,6 @@ def evaluate(
 
     Example: `diptych evaluate model resnet50.npy minilm.npy --pairs dataset_flickr8k.json --split test`
     """
-    from diptych._progress import progress_bar
     from diptych.data import PairedDataset
     from diptych.retrieval._evaluation import TITLES
 
@@ -322,7 +306,7 @@ def evaluate(
     if not is_raw:
         refuse_unused(encoders, ("image_encoder", "recipe", "text_encoder"), "on features")
     name = (split or "test") if has_splits else "all"
-    with progress_bar("measuring", how.bars):
+    with how.progress("measuring"):
         result = retriever.evaluate(data, None if name == "all" else name)
     written = files.write(result)
     if how.quiet and not how.as_json:

@@ -26,7 +26,7 @@ _LISTED = 10
 
 def index(
     photos: Annotated[list[Path], typer.Argument(metavar="PHOTOS...", help="Folders of photos.")],
-    out: Annotated[Path, option("Folder to write the library to, or of one to go on with.", "--out", "-o")],
+    out: Path = option(..., "Folder to write the library to, or of one to go on with.", "-o"),
     *,
     encoders: EncoderOptions,
     run: RunOptions,
@@ -57,10 +57,8 @@ def index(
 
 def sync(
     model: opt.Model,
-    remove: Annotated[
-        bool, option("Remove photos whose file is gone, with their captions.", "--remove")
-    ] = False,
-    watch: Annotated[bool, option("Go on looking for changes until Ctrl+C.", "--watch")] = False,
+    remove: bool = option(False, "Remove photos whose file is gone, with their captions."),
+    watch: bool = option(False, "Go on looking for changes until Ctrl+C."),
     *,
     encoders: LoadOptions,
     run: RunOptions,
@@ -105,9 +103,7 @@ def check_readable(folders: list[Path]) -> None:
 
 def update(retriever: Retriever, folders: list[Path], run: RunOptions, remove: bool = False) -> SyncReport:
     """Bring a library up to date, with a progress bar."""
-    from diptych._progress import progress_bar
-
-    with progress_bar("reading photos", run.bars):
+    with run.progress("reading photos"):
         return retriever.sync(folders, remove=remove)
 
 

@@ -19,10 +19,10 @@ from diptych.cli._run import (
     RunOptions,
     align,
     exit_if_unreadable,
+    label,
     name_gallery,
     option,
     refuse_unused,
-    shorten,
     split_readable,
 )
 
@@ -48,7 +48,7 @@ def add(
             metavar="SOURCE...", help="Image files, folders of photos, a table, or two files of features."
         ),
     ],
-    refit: Annotated[bool, option("Fit again, with the pairs added.", "--refit")] = False,
+    refit: bool = option(False, "Fit again, with the pairs added."),
     *,
     table: MetadataOptions,
     encoders: LoadOptions,
@@ -135,10 +135,8 @@ def _add_data(
 def learn(
     model: opt.Model,
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="What was searched for.")] = None,
-    right: Annotated[
-        list[str] | None, option("Id or path of an image that is right; repeat it for several.")
-    ] = None,
-    refit: Annotated[bool, option("Fit again, with all pairs since the last fit.", "--refit")] = False,
+    right: list[str] | None = option(None, "Id or path of an image that is right; repeat it for several."),
+    refit: bool = option(False, "Fit again, with all pairs since the last fit."),
     *,
     encoders: LoadOptions,
     run: RunOptions,
@@ -177,9 +175,7 @@ def remove(
 
     Example: `diptych remove model new-photo.jpg`
     """
-    from diptych.retrieval import Retriever
-
-    retriever = Retriever.load(model)
+    retriever = opt.load(model, mmap=False)
     removed = retriever.remove(_find_ids(retriever.store.items(), ids))
     content = {"model": str(model), "removed": removed}
     run.show(content, [f"removed {count(removed, 'item')}; wrote {model}"])
@@ -187,12 +183,11 @@ def remove(
 
 def duplicates(
     model: opt.Model,
-    view: Annotated[str, option("What to compare: image or text.")] = "image",
-    threshold: Annotated[
-        float | None,
-        option("Cosine from which two items are near-identical; by default chosen from the data."),
-    ] = None,
-    out: Annotated[Path | None, option("HTML file with small copies of the images.", "--out", "-o")] = None,
+    view: str = option("image", "What to compare: image or text."),
+    threshold: float | None = option(
+        None, "Cosine from which two items are near-identical; by default chosen from the data."
+    ),
+    out: Path | None = option(None, "HTML file with small copies of the images.", "-o"),
     *,
     run: RunOptions,
 ) -> None:
@@ -200,11 +195,8 @@ def duplicates(
 
     Example: `diptych duplicates model --out duplicates.html`
     """
-    from diptych._progress import progress_bar
-    from diptych.retrieval import Retriever
-
-    retriever = Retriever.load(model, mmap=True)
-    with progress_bar("finding duplicates", run.bars):
+    retriever = opt.load(model)
+    with run.progress("finding duplicates"):
         groups = retriever.duplicates(view, threshold)  # type: ignore[arg-type]
     if out is not None:
         groups.write_sheet(out)
@@ -216,19 +208,18 @@ def info(model: opt.Model, *, run: RunOptions) -> None:
 
     Example: `diptych info model`
     """
-    from diptych.retrieval import Retriever
     from diptych.retrieval._folder import check_files
 
-    content = Retriever.load(model, mmap=True).info()
+    content = opt.load(model).info()
     check_files(model)
     run.show(content, _describe_model(content, model))
 
 
 def export(
     model: opt.Model,
-    out: Annotated[Path, option("ONNX file to write.", "--out", "-o")],
-    view: Annotated[str, option("Whose features the file takes: image or text.")] = "text",
-    task: Annotated[str, option("Whose vectors it returns: search or annotate.")] = "search",
+    out: Path = option(..., "ONNX file to write.", "-o"),
+    view: str = option("text", "Whose features the file takes: image or text."),
+    task: str = option("search", "Whose vectors it returns: search or annotate."),
     *,
     run: RunOptions,
 ) -> None:
@@ -236,22 +227,18 @@ def export(
 
     Example: `diptych export model --view text --task search --out projection.onnx`
     """
-    from diptych.retrieval import Retriever
-
-    Retriever.load(model, mmap=True).export_onnx(out, view=view, task=task)  # type: ignore[arg-type]
+    opt.load(model).export_onnx(out, view=view, task=task)  # type: ignore[arg-type]
     run.show({"model": str(model), "view": view, "task": task, "out": str(out)}, [f"wrote {out}"])
 
 
 def push(
     model: opt.Model,
     repo: Repository,
-    private: Annotated[bool, option("Make a new repository private.", "--private")] = False,
-    branch: Annotated[str | None, option("Branch to push to. Default: main.")] = None,
-    message: Annotated[str, option("Message of the commit.")] = "Push model with diptych",
-    license: Annotated[str, option("Licence that the card names, such as cc-by-4.0.")] = "unknown",
-    keep_features: Annotated[
-        bool, option("Publish what others need to refit the model.", "--keep-features")
-    ] = False,
+    private: bool = option(False, "Make a new repository private."),
+    branch: str | None = option(None, "Branch to push to. Default: main."),
+    message: str = option("Push model with diptych", "Message of the commit."),
+    license: str = option("unknown", "Licence that the card names, such as cc-by-4.0."),
+    keep_features: bool = option(False, "Publish what others need to refit the model."),
     *,
     run: RunOptions,
 ) -> None:
@@ -262,9 +249,7 @@ def push(
 
     Example: `diptych push model ada/beaches --private`
     """
-    from diptych.retrieval import Retriever
-
-    url = Retriever.load(model).push_to_hub(
+    url = opt.load(model, mmap=False).push_to_hub(
         repo,
         private=private or None,
         branch=branch,
@@ -278,14 +263,10 @@ def push(
 
 def pull(
     repo: Repository,
-    out: Annotated[Path, option("Folder to write the model to.", "--out", "-o")],
-    revision: Annotated[
-        str | None, option("A branch, a tag or a commit. Default: the newest on main.")
-    ] = None,
-    images: Annotated[
-        Path | None, option("Folder with the image files under their ids, if you have them.")
-    ] = None,
-    max_gigabytes: Annotated[float, option("Download no larger model.")] = 20.0,
+    out: Path = option(..., "Folder to write the model to.", "-o"),
+    revision: str | None = option(None, "A branch, a tag or a commit. Default: the newest on main."),
+    images: Path | None = option(None, "Folder with the image files under their ids, if you have them."),
+    max_gigabytes: float = option(20.0, "Download no larger model."),
     *,
     run: RunOptions,
 ) -> None:
@@ -365,8 +346,8 @@ def _describe_duplicates(groups: Duplicates, chosen: bool, out: Path | None) -> 
     for number, group in enumerate(groups, 1):
         yield f"{number}: {count(len(group.items), 'item')}, similarity at least {group.similarity:.4f}"
         for item in group.items:
-            name = item.text or (item.path and shorten(item.path))
-            yield f"  {item.id}" if name in (None, item.id) else f"  {item.id}: {name}"
+            name = label(item)
+            yield f"  {item.id}" if name == item.id else f"  {item.id}: {name}"
     yield groups.summary()
     if chosen:
         yield "The threshold was chosen from the data; set another one with --threshold."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from diptych._checks import count
 from diptych.cli import _options as opt
-from diptych.cli._run import RunOptions, option, shorten
+from diptych.cli._run import RunOptions, label, option
 
 if TYPE_CHECKING:
     from diptych.retrieval import Item
@@ -15,18 +15,11 @@ if TYPE_CHECKING:
 
 def list(
     model: opt.Model,
-    where: Annotated[
-        str | None,
-        option(
-            "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
-        ),
-    ] = None,
-    order_by: Annotated[
-        str | None, option("Metadata key to order by; -KEY: the greatest first.", metavar="KEY")
-    ] = None,
-    view: Annotated[str | None, option("Only items of one view: image or text.")] = None,
-    limit: Annotated[int, option("Number of items.", "--limit", "-k", min=1)] = 20,
-    offset: Annotated[int, option("Leave out this many, for the next page.", min=0)] = 0,
+    where: opt.Where = None,
+    order_by: str | None = option(None, "Metadata key to order by; -KEY: the greatest first.", metavar="KEY"),
+    view: str | None = option(None, "Only items of one view: image or text."),
+    limit: int = option(20, "Number of items.", "-k", min=1),
+    offset: int = option(0, "Leave out this many, for the next page.", min=0),
     *,
     run: RunOptions,
 ) -> None:
@@ -34,10 +27,9 @@ def list(
 
     Example: `diptych list model --view image --where 'year >= 2010' --order-by=-date`
     """
-    from diptych.retrieval import Retriever
     from diptych.retrieval._inputs import read_listing, read_where
 
-    searcher = Retriever.load(model, mmap=True).searcher
+    searcher = opt.load(model).searcher
     listing = read_listing(view, order_by, offset, limit)  # type: ignore[arg-type]
     items, total = searcher.list_items(listing, read_where(where))
     more = offset + len(items) < total
@@ -46,15 +38,11 @@ def list(
     run.show(content, _describe(items, f"{len(items):,} of {count(total, noun)}"))
 
 
-def _describe(items: Any, summary: str) -> Iterator[str]:
+def _describe(items: Sequence[Item], summary: str) -> Iterator[str]:
     width = max((len(item.id) for item in items), default=0)
     for item in items:
         about = ", ".join(f"{name} = {value}" for name, value in item.metadata.items())
-        yield "  ".join(filter(None, (f"{item.id:{width}}", _content(item), about))).rstrip()
+        content = "" if label(item) == item.id else label(item)
+        parts = (f"{item.id:{width}}", content, about)
+        yield "  ".join(filter(None, parts)).rstrip()
     yield summary
-
-
-def _content(item: Item) -> str:
-    """Return the text or file of an item, if its id is another."""
-    content = item.text or (item.path and shorten(item.path)) or ""
-    return "" if content == item.id else content

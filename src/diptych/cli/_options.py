@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from diptych._checks import IMAGE_AND_TEXT, InputError, ViewNames, check_view_names
-from diptych.cli._encoders import encoder_option
-from diptych.cli._run import option, run_option
+from diptych.cli._run import option
 
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
+    from diptych.retrieval import Retriever
 
 data_option = partial(option, panel="Data")
 
@@ -33,12 +33,26 @@ Texts = Annotated[
     Path | None, typer.Argument(metavar="[TEXTS]", help="Features of the second view, if SOURCE is features.")
 ]
 Views = Annotated[
-    str, data_option("What the pairs are, such as audio,text (docs/modalities.md).", metavar="NAME,NAME")
+    str,
+    typer.Option(
+        help="What the pairs are, such as audio,text (docs/modalities.md).",
+        metavar="NAME,NAME",
+        rich_help_panel="Data",
+    ),
 ]
 Vectors = Annotated[
-    Path | None, encoder_option("Word vectors for hkse. Default: learned from the training captions.")
+    Path | None,
+    typer.Option(
+        help="Word vectors for hkse. Default: learned from the training captions.", rich_help_panel="Encoders"
+    ),
 ]
-RandomState = Annotated[int | None, run_option("Random seed. Default: 0.")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILTER", help="Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON."
+    ),
+]
+RandomState = Annotated[int | None, typer.Option(help="Random seed. Default: 0.", rich_help_panel="Run")]
 MAX_CONFIG_BYTES = 2**20
 VIEWS = ",".join(IMAGE_AND_TEXT)
 """The default of ``--views``."""
@@ -48,11 +62,9 @@ VIEWS = ",".join(IMAGE_AND_TEXT)
 class ColumnOptions:
     """How to read a table of pairs."""
 
-    image_column: Annotated[str | None, data_option("Table column with the names of image files.")] = None
-    caption_column: Annotated[str | None, data_option("Table column with the captions.")] = None
-    encoding: Annotated[
-        str | None, data_option("Encoding of a CSV or TSV that is not UTF-8, such as cp1252.")
-    ] = None
+    image_column: str | None = data_option(None, "Table column with the names of image files.")
+    caption_column: str | None = data_option(None, "Table column with the captions.")
+    encoding: str | None = data_option(None, "Encoding of a CSV or TSV that is not UTF-8, such as cp1252.")
 
     def read(self, path: Path, views: ViewNames, *, needs_captions: bool = True) -> PairedDataset:
         """Read the pairs at ``path``."""
@@ -68,22 +80,18 @@ class ColumnOptions:
 class TableOptions(ColumnOptions):
     """How to read a table of pairs, and where its images are."""
 
-    images: Annotated[Path | None, data_option("Folder of the image files, or other files.", "--images")] = (
-        None
-    )
+    images: Path | None = data_option(None, "Folder of the image files, or other files.")
 
 
 @dataclass(frozen=True)
 class SourceOptions(TableOptions):
     """How to read pairs, or features of both views."""
 
-    pairs: Annotated[
-        Path | None,
-        data_option(
-            "For features: a pairs file or folder, or a .npy with the row of SOURCE for each text. Default: "
-            "row to row."
-        ),
-    ] = None
+    pairs: Path | None = data_option(
+        None,
+        "For features: a pairs file or folder, or a .npy with the row of SOURCE for each text. Default: "
+        "row to row.",
+    )
 
     def open(
         self, source: Path, texts: Path | None, views: ViewNames, *, needs_captions: bool = True
@@ -118,12 +126,18 @@ class SourceOptions(TableOptions):
 class MetadataOptions(SourceOptions):
     """How to read pairs, or features of both views, with metadata of the items."""
 
-    metadata: Annotated[
-        str | None,
-        data_option(
-            "Table columns whose values searches can filter by; all: every other column.", metavar="NAME,NAME"
-        ),
-    ] = None
+    metadata: str | None = data_option(
+        None,
+        "Table columns whose values searches can filter by; all: every other column.",
+        metavar="NAME,NAME",
+    )
+
+
+def load(model: Path, *, mmap: bool = True) -> Retriever:
+    """Load a model for a command that encodes nothing."""
+    from diptych.retrieval import Retriever
+
+    return Retriever.load(model, mmap=mmap)
 
 
 def read_views(names: str) -> ViewNames:
@@ -179,16 +193,13 @@ def list_hkse_settings() -> list[str]:
     return [name for name in HKSE().get_params() if name not in ("vectors", "tokenizer")]
 
 
-@contextmanager
-def open_engine(address: str | None) -> Iterator[Any]:
-    """Yield the engine of ``--dask``, if any: a Dask cluster, or one on this machine."""
+def open_engine(address: str | None) -> AbstractContextManager[Any]:
+    """Return the engine of ``--dask``, if any: a Dask cluster, or one on this machine."""
     if address is None:
-        yield None
-        return
+        return nullcontext()
     from diptych.distributed import DaskEngine
 
-    with DaskEngine(None if address == "local" else address) as engine:
-        yield engine
+    return DaskEngine(None if address == "local" else address)
 
 
 def _read_columns(names: str | None) -> list[str] | Literal["all"] | None:

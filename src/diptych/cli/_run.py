@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -23,6 +23,7 @@ import typer
 from diptych._checks import TASKS, DataWarning, InputError, count
 
 if TYPE_CHECKING:
+    from diptych.retrieval import Hit, Item
     from diptych.retrieval._encoders import Encoders
 
 OPTION_NAMES: ContextVar[dict[str, str]] = ContextVar("option_names", default={})  # noqa: B039
@@ -44,16 +45,24 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u206
 """What a terminal obeys rather than shows: control characters, the direction of a line, half characters."""
 
 
-def option(help: str, *names: str, panel: str | None = None, **settings: Any) -> Any:
-    """Return what typer has to know of an option: its help, its names if not its own, its help panel."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
+def option(default: Any, help: str, *names: str, panel: str | None = None, **settings: Any) -> Any:
+    """Return what stands for the default of a command's parameter, or of a field of a group, as an option.
+
+    With ``...`` as the default it must be given. ``names`` are those beside the parameter's own, or in place
+    of it. Other settings are those of ``typer.Option``.
+    """
+    settings |= {"help": help, "rich_help_panel": panel}
+    return field(default=MISSING if default is ... else default, metadata={"names": names, **settings})
 
 
 run_option = functools.partial(option, panel="Run")
 
-Threads = Annotated[int | None, run_option("Number of threads. Default: all cores.", min=1)]
-Quiet = Annotated[bool, run_option("Print no progress bar and no table.", "--quiet", "-q")]
-AsJson = Annotated[bool, run_option("Print one JSON object instead of tables.", "--json")]
+Threads = Annotated[
+    int | None, typer.Option(help="Number of threads. Default: all cores.", min=1, rich_help_panel="Run")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel="Run")
+]
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ class RunOptions:
     """How a command runs and what it prints."""
 
     threads: Threads = None
-    quiet: Quiet = False
+    quiet: bool = run_option(False, "Print no progress bar and no table.", "-q")
     as_json: AsJson = False
 
     @property
@@ -73,6 +82,12 @@ class RunOptions:
     def bars(self) -> bool | None:
         """Whether to show progress bars: None if they are wanted where there is a terminal."""
         return False if self.silent else None
+
+    def progress(self, work: str) -> contextlib.AbstractContextManager[Any]:
+        """Show progress bars of some work, if they are wanted."""
+        from diptych._progress import progress_bar
+
+        return progress_bar(work, self.bars)
 
     def show(self, content: dict[str, Any], lines: Iterable[str] = ()) -> None:
         """Print a result: as JSON, or as lines for people, or not at all."""
@@ -89,14 +104,13 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
     for name, parameter in inspect.signature(function).parameters.items():
-        members, types = [parameter], hints
         if name in groups:
-            members = list(inspect.signature(groups[name]).parameters.values())
             types = get_type_hints(groups[name], include_extras=True)
-        parameters += [
-            member.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=types[member.name])
-            for member in members
-        ]
+            parameters += [
+                _make_parameter(field.name, types[field.name], field) for field in fields(groups[name])
+            ]
+        else:
+            parameters.append(_make_parameter(name, hints[name], parameter.default))
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
@@ -111,6 +125,19 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _make_parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    """Return a parameter as typer reads it; a flag has no second name that turns it off."""
+    if isinstance(default, Field):
+        if default.metadata:
+            settings = dict(default.metadata)
+            names = settings.pop("names")
+            if len(name) > 1 and not any(name.startswith("--") for name in names):
+                names = (f"--{name.replace('_', '-')}", *names)
+            hint = Annotated[hint, typer.Option(*names, **settings)]
+        default = inspect.Parameter.empty if default.default is MISSING else default.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def refuse_unused(options: Any, names: Iterable[str], reason: str) -> None:
@@ -215,16 +242,19 @@ def shorten(path: str) -> str:
     return path[len(here) :] if path.startswith(here) else path
 
 
-@contextlib.contextmanager
-def limit_threads(threads: int | None) -> Iterator[None]:
+def label(item: Hit | Item) -> str:
+    """Return the text or the file of an item, or its id if it has neither."""
+    return item.text or (item.path and shorten(item.path)) or item.id
+
+
+def limit_threads(threads: int | None) -> contextlib.AbstractContextManager[Any]:
     """Run the numerical libraries on that many threads; None: on all cores."""
     if threads is None:
-        yield
-        return
-    import threadpoolctl
+        return contextlib.nullcontext()
+    from threadpoolctl import threadpool_limits
 
-    with threadpoolctl.threadpool_limits(threads):
-        yield
+    limits: contextlib.AbstractContextManager[Any] = threadpool_limits(threads)
+    return limits
 
 
 def split_readable(sources: Iterable[str], encoders: Encoders) -> tuple[list[str], dict[str, str]]:

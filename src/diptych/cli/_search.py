@@ -11,51 +11,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diptych._checks import InputError, Task, with_article
+from diptych._checks import InputError, with_article
 from diptych.cli import _options as opt
 from diptych.cli._encoders import LoadOptions
-from diptych.cli._run import (
-    RunOptions,
-    align,
-    exit_if_unreadable,
-    option,
-    say,
-    shorten,
-    split_readable,
-)
+from diptych.cli._run import RunOptions, align, exit_if_unreadable, label, option, say, split_readable
 
 if TYPE_CHECKING:
-    from diptych.retrieval import Hit, Hits
+    from diptych.retrieval import Hits
     from diptych.retrieval._encoders import Encoders
     from diptych.retrieval._items import View
 
 MAX_NAMED_WORDS = 10
 _WEIGHT = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
 
-K = Annotated[int, option("Number of results.", "-k", min=1)]
+K = Annotated[int, typer.Option("-k", help="Number of results.", min=1)]
 
 
 @dataclass(frozen=True)
 class QueryOptions:
     """What is added to a query, and which hits are shown."""
 
-    offset: Annotated[int, option("Leave out this many of the best, for the next page.", min=0)] = 0
-    plus: Annotated[
-        list[str] | None,
-        option(
-            "A text or an image file to add to the query; PART:0.5 gives it a weight. May be repeated.",
-            metavar="PART",
-        ),
-    ] = None
-    minus: Annotated[
-        list[str] | None, option("What to subtract from the query, as --plus.", metavar="PART")
-    ] = None
-    where: Annotated[
-        str | None,
-        option(
-            "Only items with such metadata: 'year >= 2010 and tag = \"beach\"', or JSON.", metavar="FILTER"
-        ),
-    ] = None
+    offset: int = option(0, "Leave out this many of the best, for the next page.", min=0)
+    plus: list[str] | None = option(
+        None,
+        "A text or an image file to add to the query; PART:0.5 gives it a weight. May be repeated.",
+        metavar="PART",
+    )
+    minus: list[str] | None = option(None, "What to subtract from the query, as --plus.", metavar="PART")
+    where: opt.Where = None
 
     @property
     def is_composed(self) -> bool:
@@ -72,14 +55,11 @@ class QueryOptions:
 class SearchOptions(QueryOptions):
     """What queries are, what is added to them, and which hits are shown."""
 
-    min_probability: Annotated[
-        float | None, option("Leave out what is less likely to be right.", min=0, max=1)
-    ] = None
-    features: Annotated[Path | None, option("File of features to search with, one query per row.")] = None
-    weighting: Annotated[
-        str | None,
-        option("To compare, of a fusion: a part alone that diptych info names, or uncorrected."),
-    ] = None
+    min_probability: float | None = option(None, "Leave out what is less likely to be right.", min=0, max=1)
+    features: Path | None = option(None, "File of features to search with, one query per row.")
+    weighting: str | None = option(
+        None, "To compare, of a fusion: a part alone that diptych info names, or uncorrected."
+    )
 
 
 def search(
@@ -101,7 +81,7 @@ def search(
 
     Example: `diptych search model "a dog" --where 'year >= 2010' --offset 10 --min-probability 0.2`
     """
-    _ask("search", model, queries, k, options, encoders, run)
+    _ask("text", model, queries, k, options, encoders, run)
 
 
 def annotate(
@@ -122,15 +102,13 @@ def annotate(
 
     Example: `diptych annotate model photo.jpg --plus "at night" --minus other.jpg:0.5`
     """
-    _ask("annotate", model, images, k, options, encoders, run)
+    _ask("image", model, images, k, options, encoders, run)
 
 
 def similar(
     model: opt.Model,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A text, or an image file.")],
-    image: Annotated[
-        bool, option("QUERY is of the first view; only needed where that is no file.", "--image")
-    ] = False,
+    image: bool = option(False, "QUERY is of the first view; only needed where that is no file."),
     k: K = 10,
     *,
     options: QueryOptions,
@@ -145,15 +123,16 @@ def similar(
     """
     retriever = encoders.load(model)
     is_image = image or _is_file(query, retriever.encoders)
-    view, other_view = _order_views(is_image)
+    view: View = "image" if is_image else "text"
     if not options.is_composed:
+        other_view: View = "text" if is_image else "image"
         encoders.refuse(other_view, f"on {with_article(retriever.views.of(view))}")
     image_or_text: dict[str, Any] = {view: query}
     _show_hits([query], [retriever.similar(**image_or_text, k=k, **options.parse())], options, run)
 
 
 def _ask(
-    task: Task,
+    view: View,
     model: Path,
     names: list[str] | None,
     k: int,
@@ -162,9 +141,8 @@ def _ask(
     run: RunOptions,
 ) -> None:
     """Search with texts, images or features, and show the hits."""
-    view, other_view = _order_views(task == "annotate")
     if not options.is_composed:
-        encoders.refuse(other_view, "without --plus or --minus")
+        encoders.refuse("text" if view == "image" else "image", "without --plus or --minus")
         if options.features is not None:
             encoders.refuse(view, "on features")
     retriever = encoders.load(model)
@@ -179,14 +157,9 @@ def _ask(
         from diptych.data import open_features
 
         queries = open_features(options.features)
-    find: Any = retriever.search if task == "search" else retriever.annotate
+    find: Any = retriever.search if view == "text" else retriever.annotate
     _show_hits(names, find(queries, k, **options.parse()), options, run)
     exit_if_unreadable(unreadable)
-
-
-def _order_views(is_image: bool) -> tuple[View, View]:
-    """Return the view of a query, and the other one."""
-    return ("image", "text") if is_image else ("text", "image")
 
 
 def _is_file(query: str, encoders: Encoders) -> bool:
@@ -230,7 +203,7 @@ def _describe_hits(name: str, hits: Hits, options: QueryOptions) -> Iterator[str
     rows = [("score", "probability", "item") if likely else ("score", "item")]
     for hit in hits:
         probability = () if hit.probability is None else (f"{hit.probability:.3f}",)
-        rows.append((f"{hit.score:.3f}", *probability, _label(hit)))
+        rows.append((f"{hit.score:.3f}", *probability, label(hit)))
     yield name
     yield from align(rows, slice(0, -1))
     if not hits:
@@ -247,7 +220,3 @@ def _explain_none(options: QueryOptions) -> str:
     if options.where is not None:
         return "no item has such metadata"
     return "the model has no items; add some with diptych add"
-
-
-def _label(hit: Hit) -> str:
-    return hit.text or (hit.path and shorten(hit.path)) or hit.id

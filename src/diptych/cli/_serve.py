@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 from diptych._checks import missing_package_error
 from diptych.cli._encoders import EncoderOptions
@@ -17,35 +16,26 @@ limit_option = partial(option, panel="Limits")
 
 def serve(
     model: Model,
-    host: Annotated[
-        str, option("Address to listen on; any other than loopback needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, option("Port to listen on; 0: any free one.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None,
-        option("Secret that clients must send; prefer DIPTYCH_TOKEN.", envvar="DIPTYCH_TOKEN"),
-    ] = None,
-    writable: Annotated[bool, option("Let clients add and remove items, durably.", "--writable")] = False,
+    host: str = option("127.0.0.1", "Address to listen on; any other than loopback needs a token."),
+    port: int = option(8000, "Port to listen on; 0: any free one.", min=0, max=65535),
+    token: str | None = option(
+        None, "Secret that clients must send; prefer DIPTYCH_TOKEN.", envvar="DIPTYCH_TOKEN"
+    ),
+    writable: bool = option(False, "Let clients add and remove items, durably."),
     *,
     encoders: EncoderOptions,
-    max_upload_mb: Annotated[float, limit_option("Size of a request with files.", min=0.001)] = 20,
-    max_file_mb: Annotated[
-        float,
-        limit_option("Size of an audio or video file to send.", min=0.001),
-    ] = 1024,
-    max_pixels: Annotated[int, limit_option("Pixels of one image.", min=1)] = 40_000_000,
-    max_k: Annotated[int, limit_option("Hits per query.", min=1)] = 200,
-    max_batch: Annotated[int, limit_option("Queries per request.", min=1)] = 64,
-    max_concurrency: Annotated[int, limit_option("Threads that search and encode.", min=1)] = 8,
-    decode_seconds: Annotated[float, limit_option("Time to decode one image.", min=0.1)] = 10,
-    log_queries: Annotated[bool, option("Write queries to the access log.", "--log-queries")] = False,
-    send_files: Annotated[
-        bool,
-        option("Let clients download files that are no image, audio or video.", "--send-files"),
-    ] = False,
-    no_browser: Annotated[bool, option("Do not open a browser.", "--no-browser")] = False,
+    max_upload_mb: float = limit_option(20, "Size of a request with files.", min=0.001),
+    max_file_mb: float = limit_option(1024, "Size of an audio or video file to send.", min=0.001),
+    max_pixels: int = limit_option(40_000_000, "Pixels of one image.", min=1),
+    max_k: int = limit_option(200, "Hits per query.", min=1),
+    max_batch: int = limit_option(64, "Queries per request.", min=1),
+    max_concurrency: int = limit_option(8, "Threads that search and encode.", min=1),
+    decode_seconds: float = limit_option(10, "Time to decode one image.", min=0.1),
+    log_queries: bool = option(False, "Write queries to the access log."),
+    send_files: bool = option(False, "Let clients download files that are no image, audio or video."),
+    no_browser: bool = option(False, "Do not open a browser."),
     threads: Threads = None,
-    quiet: Annotated[bool, option("Write no access log.", "--quiet", "-q")] = False,
+    quiet: bool = option(False, "Write no access log.", "-q"),
 ) -> None:
     """Serve a web page that searches both ways, and an HTTP API.
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import mimetypes
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
@@ -24,7 +22,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diptych._checks import InputError, Task
+from diptych._checks import InputError
 from diptych._persistence import library_version
 from diptych.retrieval import Retriever
 from diptych.service import _schemas as schemas
@@ -68,6 +66,9 @@ _PROBLEMS = problem_responses(400, 401, 403, 404, 408, 413, 415, 421, 422, 429, 
 _IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The image.", "content": {"image/webp": {"schema": {"type": "string"}}}},
     304: {"description": "It has not changed."},
+}
+_METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 _FILE = {"content": {kind: {"schema": {"type": "string"}} for kind in (*MEDIA_TYPES.values(), ANY_TYPE)}}
 _FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -144,18 +145,12 @@ def create_app(
 
 def build_app(service: Service, *, log_queries: bool = False) -> FastAPI:
     """Return the ASGI application of a service."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
-            yield
-
     page = StaticFiles(directory=PAGE, html=True)
     app = FastAPI(
         title="diptych",
         version=library_version(),
         description=DESCRIPTION,
-        lifespan=lifespan,
+        lifespan=lambda _: service.running(),
         # A route for each file, not a mount of "/", which would answer wrong methods of the API with 404.
         routes=[Route(path, page, methods=["GET"]) for path in sorted(PAGE_PATHS)],
         openapi_url="/v1/openapi.json",
@@ -248,25 +243,22 @@ class JsonResponse(Response):
 def search_routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["search"], responses=_PROBLEMS)
 
-    async def answer(task: Task, body: schemas.TaskQuery, request: Request) -> JsonResponse:
-        request.state.queries = body.names
-        return JsonResponse(await service.search(task, body))
-
     @router.post("/search", **_takes(schemas.SearchRequest, schemas.SearchResponse))
     async def search(request: Request) -> JsonResponse:
         """Find images for texts, for stored captions, or for text features."""
-        return await answer("search", await schemas.SearchRequest.parse(request, service.limits), request)
+        body = await schemas.SearchRequest.parse(request, service.limits)
+        return JsonResponse(await service.search("search", body))
 
     @router.post("/annotate", **_takes(schemas.AnnotateRequest, schemas.SearchResponse))
     async def annotate(request: Request) -> JsonResponse:
         """Find captions for images: uploaded as a form, stored ones by their ids, or by features."""
-        return await answer("annotate", await schemas.AnnotateRequest.parse(request, service.limits), request)
+        body = await schemas.AnnotateRequest.parse(request, service.limits)
+        return JsonResponse(await service.search("annotate", body))
 
     @router.post("/similar", **_takes(schemas.SimilarRequest, schemas.SearchResponse))
     async def similar(request: Request) -> JsonResponse:
         """Find images similar to an image, or captions similar to a caption, by id or by features."""
         body = await schemas.SimilarRequest.parse(request, service.limits)
-        request.state.queries = body.names
         return JsonResponse(await service.find_similar(body))
 
     @router.post("/score", **_takes(schemas.ScoreRequest, schemas.ScoreResponse))
@@ -276,14 +268,9 @@ def search_routes(service: Service) -> APIRouter:
         Each text is scored with the image at the same place, or all texts with one image.
         """
         body = await schemas.ScoreRequest.parse(request, service.limits)
-        request.state.queries = [*body.image.names, *body.text.names]
         return JsonResponse(await service.score_pairs(body))
 
-    @router.post(
-        "/learn",
-        responses=problem_responses(507),
-        **_takes(schemas.LearnRequest, schemas.LearnResponse),
-    )
+    @router.post("/learn", **_takes(schemas.LearnRequest, schemas.LearnResponse, 507))
     async def learn(request: Request) -> JsonResponse:
         """Store that a text should find some images, for the next refit; needs ``--writable``.
 
@@ -291,7 +278,6 @@ def search_routes(service: Service) -> APIRouter:
         """
         _ = service.writer
         body = await schemas.LearnRequest.parse(request, service.limits)
-        request.state.queries = [body.text]
         return JsonResponse({"learned": await service.learn(body)})
 
     return router
@@ -332,12 +318,9 @@ def item_routes(service: Service) -> APIRouter:
         """List items, in order of addition or of a metadata value, page by page."""
         return JsonResponse(await service.list_items(query))
 
-    @router.post(
-        "",
-        status_code=201,
-        responses=problem_responses(409, 507),
-        **_takes(schemas.AddRequest, schemas.AddResponse | list[schemas.AddResponse], several=True),
-    )
+    several = schemas.AddResponse | list[schemas.AddResponse]
+
+    @router.post("", status_code=201, **_takes(schemas.AddRequest, several, 409, 507, several=True))
     async def add(request: Request, on_conflict: schemas.OnConflict = "error") -> JsonResponse:
         """Add an image with its captions as a form, captions alone, or features; needs ``--writable``.
 
@@ -353,12 +336,7 @@ def item_routes(service: Service) -> APIRouter:
         (ids,) = await service.add([bodies], on_conflict)
         return JsonResponse(ids, 201, _locate(ids))
 
-    @router.put(
-        "/{item_id:path}",
-        status_code=201,
-        responses=problem_responses(507),
-        **_takes(schemas.AddRequest, schemas.AddResponse),
-    )
+    @router.put("/{item_id:path}", status_code=201, **_takes(schemas.AddRequest, schemas.AddResponse, 507))
     async def put(item_id: schemas.ItemPath, request: Request) -> JsonResponse:
         """Add an image with its captions under an id, in place of what is stored; needs ``--writable``.
 
@@ -378,11 +356,7 @@ def item_routes(service: Service) -> APIRouter:
         (ids,) = await service.add([body.model_copy(update={"id": item_id})], "replace")
         return JsonResponse(ids, 201, _locate(ids))
 
-    @router.patch(
-        "/{item_id:path}",
-        responses=problem_responses(507),
-        **_takes(schemas.UpdateRequest, schemas.ItemOut),
-    )
+    @router.patch("/{item_id:path}", **_takes(schemas.UpdateRequest, schemas.ItemOut, 507))
     async def update(item_id: schemas.ItemPath, request: Request) -> JsonResponse:
         """Change metadata of an item, or its image or text; needs ``--writable``. Return it as it is then."""
         _ = service.writer
@@ -414,13 +388,7 @@ def about_routes(service: Service) -> APIRouter:
         """Tell that the server answers, and the version of its model."""
         return JsonResponse({"status": "ok", "version": service.model.version})
 
-    @router.get(
-        "/metrics",
-        response_class=Response,
-        responses={
-            200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-        },
-    )
+    @router.get("/metrics", responses=_METRICS_RESPONSES, response_class=Response)
     async def metrics() -> Response:
         """Return metrics for Prometheus."""
         return Response(await service.render_metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -454,10 +422,13 @@ def _locate(ids: dict[str, Any]) -> dict[str, str]:
     return {"Location": f"/v1/items/{quote(added[0], safe='')}"} if added else {}
 
 
-def _takes(body: type[schemas.RequestBody], response: Any, *, several: bool = False) -> dict[str, Any]:
+def _takes(
+    body: type[schemas.RequestBody], response: Any, *problems: int, several: bool = False
+) -> dict[str, Any]:
     """Return what FastAPI has to know of a route that parses its body itself, for the description.
 
-    ``several``: the body may also be a list of such bodies, or lines of them.
+    ``problems`` are those of this route alone; ``several``: the body may also be a list of such bodies, or
+    lines of them.
     """
     one: dict[str, Any] = {"$ref": _REFERENCE.format(model=body.__name__)}
     schemas_of: dict[str, dict[str, Any]] = {"application/json": one}
@@ -469,28 +440,27 @@ def _takes(body: type[schemas.RequestBody], response: Any, *, several: bool = Fa
     content = {kind: {"schema": schema} for kind, schema in schemas_of.items()}
     return {
         "response_model": response,
+        "responses": problem_responses(*problems),
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
     }
 
 
 def _describe(app: FastAPI, limits: Limits) -> dict[str, Any]:
     """Return the OpenAPI description, with request bodies, problem details and the limits of this server."""
-    if app.openapi_schema is None:
-        description = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
-        )
-        models: list[Any] = [(model, "validation") for model in (*_BODIES, ProblemDetails)]
-        components = models_json_schema(models, ref_template=_REFERENCE)[1]["$defs"]
-        for schema in components.values():
-            _add_limits(schema.get("properties", {}), limits)
-        for model in _BODIES:
-            if model.form_fields:
-                components[f"{model.__name__}Form"] = _describe_form(
-                    model, components[model.__name__]["properties"]
-                )
-        description["components"]["schemas"] |= components
-        app.openapi_schema = description
-    return app.openapi_schema
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    description = FastAPI.openapi(app)
+    models: list[Any] = [(model, "validation") for model in (*_BODIES, ProblemDetails)]
+    components = models_json_schema(models, ref_template=_REFERENCE)[1]["$defs"]
+    for schema in components.values():
+        _add_limits(schema.get("properties", {}), limits)
+    for model in _BODIES:
+        if model.form_fields:
+            components[f"{model.__name__}Form"] = _describe_form(
+                model, components[model.__name__]["properties"]
+            )
+    description["components"]["schemas"] |= components
+    return description
 
 
 def _describe_form(body: type[schemas.RequestBody], properties: dict[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class Batcher:
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a thread; raise a 503 problem if too many calls are waiting."""
         with self.slots:
-            return await self._run(lambda: function(*args, **kwargs))
+            call = partial(function, *args, **kwargs)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def search(
         self, model: LoadedModel, task: Task, queries: list[str] | Matrix, k: int, **options: Any
@@ -86,9 +87,6 @@ class Batcher:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    async def _run(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
-
     async def _search_waiting(self, key: Key, search: Callable[[Queries], list[Hits]]) -> None:
         waiting = self._waiting[key]
         while waiting:
@@ -100,7 +98,10 @@ class Batcher:
             self._on_batch(size)
             answers: list[list[Hits] | Exception]
             try:
-                answers = await self._run(partial(_search_batch, key[0], search, [r.queries for r in batch]))
+                queries = [request.queries for request in batch]
+                answers = await asyncio.get_running_loop().run_in_executor(
+                    self._pool, _search_batch, key[0], search, queries
+                )
             except Exception as error:  # every request of the batch gets it
                 answers = [error] * len(batch)
             for request, answer in zip(batch, answers, strict=True):

@@ -89,8 +89,7 @@ def _limit_memory(max_pixels: int) -> None:
 
 
 def _main() -> None:
-    # Ctrl+C is meant for the server; when that ends, so does the input of this process. Where signals can be
-    # blocked, the server has done so before this process began.
+    # Ctrl+C is meant for the server; when that ends, so does the input of this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     max_pixels, max_bytes = int(sys.argv[1]), int(sys.argv[2])
     # Anything a library prints must not mix with the results.

@@ -14,17 +14,15 @@ import logging
 import os
 import queue
 import re
-import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -34,7 +32,6 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import NotModifiedResponse
 
 from diptych.encoders import UnreadableImage
-from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.retrieval._encoders import Encoders
 from diptych.service._decoder import read_frame, write_frame
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, busy
@@ -82,6 +79,19 @@ _VARIABLE_PREFIXES = ("PYTHON", "DYLD_", "LC_")
 
 
 @dataclass(frozen=True)
+class Upload:
+    """A file that was sent, and its name."""
+
+    content: bytes
+    name: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of its name, in lower case."""
+        return suffix(self.name)
+
+
+@dataclass(frozen=True)
 class WebpImage:
     """A decoded image, written again as WebP for browsers."""
 
@@ -121,11 +131,6 @@ class Decoder:
             return result, payload
         raise UnreadableImage("decoding the image crashed the decoder; send another image.")
 
-    def load_pixels(self, content: bytes = b"", path: str | None = None) -> Image.Image:
-        """Decode an uploaded image, or the file of a stored one, for an encoder."""
-        result, payload = self.decode({"path": path} if path else {}, content)
-        return Image.frombytes("RGB", (result["width"], result["height"]), payload)
-
     def _exchange(
         self, process: subprocess.Popen[bytes], job: dict[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
@@ -142,14 +147,13 @@ class Decoder:
             if self._closed:
                 raise busy("it is shutting down")
             limits = (str(self._limits.pixels), str(self._limits.upload_bytes + _MAX_RESULT_BYTES))
-            with _block_interrupts():
-                self._process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-m", "diptych.service._decoder", *limits],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=_environment(),
-                    start_new_session=True,
-                )
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", "diptych.service._decoder", *limits],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_environment(),
+                start_new_session=True,  # Ctrl+C is meant for the server
+            )
             assert self._process.stdout is not None
             # The time to start does not count against the image.
             timer = threading.Timer(_START_SECONDS, self._process.kill)
@@ -176,7 +180,7 @@ class Images:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._decoders = [Decoder(limits) for _ in range(limits.decoders)]
-        self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
+        self._free = queue.SimpleQueue[Decoder]()
         for decoder in self._decoders:
             self._free.put(decoder)
         self._threads = ThreadPoolExecutor(limits.decoders, "images")
@@ -189,9 +193,15 @@ class Images:
         for _ in self._decoders:
             self._threads.submit(self._call, Decoder.start)
 
-    async def load_pixels(self, content: bytes = b"", path: str | None = None) -> Image.Image:
+    async def load_pixels(self, source: Upload | Path) -> Image.Image:
         """Decode an uploaded image, or the file of a stored one, for an encoder."""
-        return await self._run(lambda decoder: decoder.load_pixels(content, path))
+        job = ({}, source.content) if isinstance(source, Upload) else ({"path": str(source)}, b"")
+
+        def load(decoder: Decoder) -> Image.Image:
+            result, payload = decoder.decode(*job)
+            return Image.frombytes("RGB", (result["width"], result["height"]), payload)
+
+        return await self._run(load)
 
     async def load_webp(self, version: str, item_id: str, path: str, side: int) -> WebpImage:
         """Return a stored image, at most ``side`` wide and high; never the bytes of its file."""
@@ -235,19 +245,6 @@ def _kill_late(process: subprocess.Popen[bytes], late: threading.Event) -> None:
     process.kill()
 
 
-@contextlib.contextmanager
-def _block_interrupts() -> Iterator[None]:
-    """Block Ctrl+C in this thread, and for good in a process that it starts: it is meant for the server."""
-    if sys.platform == "win32":
-        yield
-        return
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
 def _environment() -> dict[str, str]:
     """Return the variables Python needs to start; a malicious file must not find a token or password."""
     return {
@@ -257,36 +254,17 @@ def _environment() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class SentFile:
-    """A file that may be sent."""
-
-    path: str
-    status: os.stat_result
-    media_type: str
-
-
 def suffix(name: str) -> str:
     """Return the suffix of a file name, in lower case."""
     return PurePath(name).suffix.lower()
 
 
-def media_of(path: str | None, *, default: Media) -> Media | None:
-    """Return how to show a file, by its suffix; ``default`` for one with an unknown suffix."""
-    if path is None:
-        return None
-    ending = suffix(path)
-    if ending in MEDIA_TYPES:
-        return "audio" if MEDIA_TYPES[ending].startswith("audio/") else "video"
-    return "image" if ending in IMAGE_SUFFIXES else default
+def open_file(path: str, max_bytes: int, *, any_type: bool) -> FileResponse:
+    """Return the response with a file of an item as it is, or raise a problem if it may not be sent.
 
-
-def check_file(path: str, max_bytes: int, *, any_type: bool) -> SentFile:
-    """Return a file of an item that may be sent as it is, or raise a problem.
-
-    That is audio and video, by the suffix of the file that the path leads to and by its first bytes, so that
-    neither a name nor a link in a folder from a stranger makes the server send anything else. With
-    ``any_type``, it is any file, which browsers must not show.
+    Only audio and video may be, by the suffix of the file that the path leads to and by its first bytes, so
+    that neither a name nor a link in a folder from a stranger makes the server send anything else. With
+    ``any_type``, any file may be, which browsers must not show.
     """
     path = os.path.realpath(path)
     media_type = MEDIA_TYPES.get(suffix(path), ANY_TYPE)
@@ -304,7 +282,14 @@ def check_file(path: str, max_bytes: int, *, any_type: bool) -> SentFile:
         raise _no_file("is neither audio nor video, and is not sent")
     if status.st_size > max_bytes:
         raise _no_file(f"has {status.st_size:,} bytes; at most {max_bytes:,} are sent")
-    return SentFile(path, status, media_type)
+    return FileResponse(
+        path,
+        media_type=media_type,
+        stat_result=status,
+        filename=os.path.basename(path).encode(errors="replace").decode(),
+        content_disposition_type="attachment" if media_type == ANY_TYPE else "inline",
+        headers={"Cache-Control": "private, max-age=300"},
+    )
 
 
 def is_known(request: Request, response: Response) -> bool:
@@ -312,27 +297,18 @@ def is_known(request: Request, response: Response) -> bool:
     return request.headers.get("if-none-match") == response.headers["etag"]
 
 
-def send_file(request: Request, file: SentFile) -> Response:
+def send_file(request: Request, response: FileResponse) -> Response:
     """Return the response with a file, or the part of it that the request asks for."""
-    attached = "attachment" if file.media_type == ANY_TYPE else "inline"
-    response = FileResponse(
-        file.path,
-        media_type=file.media_type,
-        stat_result=file.status,
-        filename=os.path.basename(file.path).encode(errors="replace").decode(),
-        content_disposition_type=attached,
-        headers={"Cache-Control": "private, max-age=300"},
-    )
     if is_known(request, response):
         return NotModifiedResponse(response.headers)
-    if not _has_range(request, file.status.st_size):
+    if not _has_range(request, int(response.headers["content-length"])):
         # Starlette answers malformed ranges with 400; RFC 9110 says to ignore what is not understood.
         headers = request.scope["headers"]
         request.scope["headers"] = [(key, value) for key, value in headers if key != b"range"]
     return response
 
 
-def encode_first_view(encoders: Encoders, inputs: list[str]) -> np.ndarray[Any, Any]:
+def encode_first_view(encoders: Encoders, inputs: Sequence[str]) -> np.ndarray[Any, Any]:
     """Return the features of files or texts of the first view, from an encoder that reads them itself.
 
     It may be any function, and raise anything for an input that it cannot read. The message for clients has
@@ -345,16 +321,6 @@ def encode_first_view(encoders: Encoders, inputs: list[str]) -> np.ndarray[Any, 
     except Exception:
         log.warning("the encoder cannot read an input", exc_info=True)
         raise UnreadableFile("the encoder cannot read it; send another.") from None
-
-
-@contextlib.contextmanager
-def temporary_file(content: bytes, ending: str) -> Iterator[str]:
-    """Write an upload to a temporary file; yield its path."""
-    with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
-        path = os.path.join(folder, f"upload{ending}")
-        with open(path, "wb") as file:
-            file.write(content)
-        yield path
 
 
 def _no_file(reason: str) -> Problem:

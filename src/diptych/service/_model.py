@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ import numpy as np
 from diptych._checks import TASKS, InputError, ViewNames, count, plural
 from diptych._model_folder import current_version
 from diptych._persistence import real_folder
+from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
 from diptych.retrieval import Hit, Hits, Item, PairScores, Retriever
 from diptych.retrieval._filters import elements, is_number
@@ -31,7 +33,7 @@ from diptych.retrieval._items import VIEWS, View
 from diptych.retrieval.stores._base import Listing
 from diptych.retrieval.stores._files import FOR_PEOPLE
 from diptych.retrieval.stores._folder import FolderStore
-from diptych.service._files import MEDIA_TYPES, Media, encode_first_view, media_of, suffix, temporary_file
+from diptych.service._files import MEDIA_TYPES, Media, Upload, encode_first_view, suffix
 from diptych.service._limits import UnreadableFile
 from diptych.service._schemas import Matrix
 from diptych.service._writes import Writer
@@ -68,14 +70,6 @@ class LoadedModel:
     _description: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(
-        cls, folder: Path, image_encoder: Any = None, text_encoder: Any = None, *, send_files: bool = False
-    ) -> LoadedModel:
-        """Load a model folder."""
-        retriever = Retriever.load(folder, image_encoder, text_encoder)
-        return cls.of(retriever, folder, send_files=send_files)
-
-    @classmethod
     def of(cls, retriever: Retriever, folder: Path, *, send_files: bool) -> LoadedModel:
         """Return the model of a folder that a retriever has loaded."""
         text = ""
@@ -86,7 +80,7 @@ class LoadedModel:
         return cls(retriever, Path(folder).absolute().name, retriever.version, text, send_files)
 
     def __post_init__(self) -> None:
-        """Tell the operator of missing encoders."""
+        # For the operator: clients are not told which encoders are missing.
         for error in self.encoder_errors.values():
             log.warning("%s", error)
 
@@ -130,16 +124,19 @@ class LoadedModel:
         powers = zip(model.weighting, (self.views.image, self.views.text), strict=True)
         return ", ".join(f"Σ^{power:g} on {plural(name)}" for power, name in powers)
 
-    def encode_file(self, content: bytes, name: str) -> np.ndarray[Any, Any]:
-        """Return the features of an uploaded file, from an encoder that reads files itself."""
-        ending = suffix(name)
-        if ending not in self.upload_suffixes:
+    def encode_file(self, source: Upload | Path) -> np.ndarray[Any, Any]:
+        """Return the features of an uploaded or stored file, from an encoder that reads files itself."""
+        if isinstance(source, Path):
+            return encode_first_view(self.retriever.encoders, [str(source)])
+        if source.suffix not in self.upload_suffixes:
             accepted = ", ".join(sorted(self.upload_suffixes))
             raise UnreadableFile(
-                f"files that end in {ending[:10]!r} are not accepted; send one of {accepted}."
+                f"files that end in {source.suffix[:10]!r} are not accepted; send one of {accepted}."
             )
-        with temporary_file(content, ending) as path:
-            return encode_first_view(self.retriever.encoders, [path])
+        with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
+            path = Path(folder, f"upload{source.suffix}")
+            path.write_bytes(source.content)
+            return encode_first_view(self.retriever.encoders, [str(path)])
 
     def join_features(self, view: View, features: Matrix | dict[str, Matrix]) -> Matrix:
         """Check the features of a request against this model; return named blocks as one matrix."""
@@ -166,8 +163,13 @@ class LoadedModel:
         return self.views.image if view == "image" else self.views.caption
 
     def media(self, item: Item) -> Media | None:
-        """Return how to show the file of an item; None if it has none."""
-        return media_of(item.path, default="image" if self.views.image == "image" else "file")
+        """Return how to show the file of an item, by its suffix; None if it has none."""
+        if item.path is None:
+            return None
+        ending = suffix(item.path)
+        if ending in MEDIA_TYPES:
+            return "audio" if MEDIA_TYPES[ending].startswith("audio/") else "video"
+        return "image" if ending in IMAGE_SUFFIXES or self.views.image == "image" else "file"
 
     def describe(self) -> dict[str, Any]:
         """Return the content of ``GET /v1/model``, without limits."""
@@ -298,13 +300,22 @@ class ModelHolder:
         self.reloads = {"loaded": 0, "failed": 0}
 
     @classmethod
-    def open(cls, folder: Path, *, writable: bool = False, **options: Any) -> ModelHolder:
-        """Load a model folder as ``LoadedModel.load`` does; if ``writable``, items may be changed."""
+    def open(
+        cls,
+        folder: Path,
+        *,
+        writable: bool = False,
+        image_encoder: Any = None,
+        text_encoder: Any = None,
+        send_files: bool = False,
+    ) -> ModelHolder:
+        """Load a model folder; if ``writable``, items may be changed."""
         if writable:  # changes go to this folder, even if a link to it is changed later
             folder = real_folder(folder)
 
         def load() -> LoadedModel:
-            return LoadedModel.load(folder, **options)
+            retriever = Retriever.load(folder, image_encoder, text_encoder)
+            return LoadedModel.of(retriever, folder, send_files=send_files)
 
         model = load()
         writer = Writer(folder, model.retriever) if writable else None
@@ -316,30 +327,25 @@ class ModelHolder:
             await asyncio.sleep(seconds)
             await self.refresh()
 
-    async def refresh(self) -> bool:
-        """Load the model that is current now, if it is another; return whether that was done."""
-        if self._load is None:
-            return False
+    async def refresh(self) -> None:
+        """Load the model that is current now, if it is another."""
+        failure = ""
         try:
-            model = await asyncio.to_thread(self._find_new)
+            if (model := await asyncio.to_thread(self._find_new)) is not None:
+                self.current = model
+                self.reloads["loaded"] += 1
+                log.info("loaded version %s", model.version)
         except (InputError, OSError) as error:
-            if str(error) != self._failure:
+            failure = str(error)
+            if failure != self._failure:
                 self.reloads["failed"] += 1
                 log.error("the new model cannot be loaded: %s", error)
-            self._failure = str(error)
-            return False
-        self._failure = ""
-        if model is None:
-            return False
-        self.current = model
-        self.reloads["loaded"] += 1
-        log.info("loaded version %s", model.version)
-        return True
+        self._failure = failure
 
     def _find_new(self) -> LoadedModel | None:
         """Return the model that is current now; None if it is the loaded one."""
-        assert self._load is not None
-        assert self._folder is not None
+        if self._load is None or self._folder is None:
+            return None
         model, store = self.current, self.current.retriever.store
         if isinstance(store, FolderStore) and not store.is_in(real_folder(self._folder)):
             # A writable server stays with the folder that it was started on.

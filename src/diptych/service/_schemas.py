@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import unquote
 
@@ -29,6 +28,7 @@ from starlette.datastructures import UploadFile
 from diptych._checks import InputError, count
 from diptych.retrieval._inputs import MAX_WEIGHT, read_listing
 from diptych.retrieval.stores._base import Listing
+from diptych.service._files import Upload
 from diptych.service._limits import Limits, Problem, invalid_request
 from diptych.service._security import media_type
 
@@ -95,13 +95,19 @@ def _parse_features(value: Any) -> Matrix | dict[str, Matrix] | None:
 def _check_where(where: Any) -> Any:
     if not isinstance(where, dict | str):
         raise ValueError("expected an object, or an expression")
+    return _check_length(where, MAX_FILTER)
+
+
+def _check_length(value: Any, most: int) -> Any:
+    """Refuse an expression, or an object as JSON, that is too long."""
     try:
-        size = len(where if isinstance(where, str) else json.dumps(where, allow_nan=False))
+        content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        content.encode()
     except (ValueError, RecursionError):
-        raise ValueError("it is not plain JSON values") from None
-    if size > MAX_FILTER:
-        raise ValueError(f"it has {size} characters; at most {MAX_FILTER} are accepted")
-    return where
+        raise ValueError("it must be plain JSON values") from None
+    if len(content) > most:
+        raise ValueError(f"it has {len(content)} characters; at most {most} are accepted")
+    return value
 
 
 _ROW = {"type": "array", "items": {"type": "number"}, "minItems": 1}
@@ -146,15 +152,7 @@ def _examples(*examples: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": list(examples)})
 
 
-@dataclass(frozen=True)
-class FormFile:
-    """A file that was sent in a form."""
-
-    name: str
-    content: bytes
-
-
-Files = SkipJsonSchema[list[InstanceOf[FormFile]]]
+Files = SkipJsonSchema[list[InstanceOf[Upload]]]
 """Files of a form; JSON has none."""
 
 JSON_FIELDS = frozenset({"where", "plus", "minus", "metadata"})
@@ -178,11 +176,15 @@ class RequestBody(BaseModel):
         """Read and check the body of a request."""
         kind = media_type(request.headers)
         if kind == "multipart/form-data" and cls.form_fields:
-            return cls.check(await cls._read_form(request, limits), limits)
-        if kind != "application/json":
+            content = await cls._read_form(request, limits)
+        elif kind == "application/json":
+            content = _parse_json(await request.body())
+        else:
             form = "multipart/form-data with a file, or " if cls.form_fields else ""
             raise Problem(415, "wrong-type", f"send {form}application/json.")
-        return cls.check(_parse_json(await request.body()), limits)
+        body = cls.check(content, limits)
+        request.state.queries = body.names
+        return body
 
     @classmethod
     def check(cls, content: Any, limits: Limits) -> Self:
@@ -197,11 +199,16 @@ class RequestBody(BaseModel):
     def check_limits(self, limits: Limits) -> None:
         """Refuse a request that exceeds the limits of this server."""
 
+    @property
+    def names(self) -> list[Any]:
+        """The queries, for the response and the log: texts, ids or file names, None for features."""
+        return []
+
     @classmethod
     async def _read_form(cls, request: Request, limits: Limits) -> dict[str, Any]:
         async with request.form(max_files=limits.batch, max_fields=limits.batch + 8) as form:
             parts = [part for part in form.getlist("image") if isinstance(part, UploadFile)]
-            content: dict[str, Any] = {"image": [FormFile(p.filename or "", await p.read()) for p in parts]}
+            content: dict[str, Any] = {"image": [Upload(await p.read(), p.filename or "") for p in parts]}
         for name in set(form) - {"image"}:
             values = [part for part in form.getlist(name) if isinstance(part, str)]
             content[name] = values if name in LIST_FIELDS else values[-1] if values else None
@@ -232,7 +239,7 @@ class Query(RequestBody):
 
     @property
     def names(self) -> list[Any]:
-        """The queries as the response repeats them: texts, ids or file names, None for a row of features."""
+        """The queries, for the response and the log: texts, ids or file names, None for features."""
         if self.features is not None:
             return [None] * count_rows(self.features)
         return self.id if self.id is not None else self.texts or [file.name for file in self.files]
@@ -244,7 +251,7 @@ class Query(RequestBody):
         return texts or []
 
     @property
-    def files(self) -> list[FormFile]:
+    def files(self) -> list[Upload]:
         """The files among the queries."""
         return getattr(self, "image", [])
 
@@ -281,12 +288,7 @@ def _as_part(value: Any) -> Any:
 
 
 Parts = Annotated[
-    list[
-        Annotated[
-            Part,
-            BeforeValidator(_as_part, json_schema_input_type=Text | Part),
-        ]
-    ],
+    list[Annotated[Part, BeforeValidator(_as_part, json_schema_input_type=Text | Part)]],
     Field(max_length=MAX_PARTS),
 ]
 
@@ -310,7 +312,6 @@ class PagedQuery(Query):
     minus: Parts = Field(default_factory=list, description="What to subtract from a single query.")
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a search that exceeds the limits of this server."""
         if self.k > limits.k:
             raise InputError(f"k={self.k} exceeds the limit of this server; ask for at most {limits.k} hits.")
         if self.offset + self.k > limits.k:
@@ -388,7 +389,7 @@ class FirstViewQuery(TextQuery):
 
 
 def _as_images(value: Any) -> Any:
-    is_form = isinstance(value, list) and all(isinstance(file, FormFile) for file in value)
+    is_form = isinstance(value, list) and all(isinstance(file, Upload) for file in value)
     return {"image": value} if is_form else value
 
 
@@ -419,8 +420,12 @@ class ScoreRequest(RequestBody):
             raise ValueError(f"got {what}; give one for each text, or one in all")
         return self
 
+    @property
+    def names(self) -> list[Any]:
+        """The images and texts, for the log."""
+        return [*self.image.names, *self.text.names]
+
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a request that exceeds the limits of this server."""
         check_sizes(limits, len(self.text.names), [*self.image.texts, *self.text.texts])
 
 
@@ -440,18 +445,9 @@ class Content(RequestBody):
         return self
 
 
-def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    try:
-        content = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
-        content.encode()
-    except (ValueError, RecursionError):
-        raise ValueError("it must be plain JSON values") from None
-    if len(content) > MAX_METADATA:
-        raise ValueError(f"it has {len(content)} characters; at most {MAX_METADATA} are accepted")
-    return metadata
-
-
-ItemMetadata = Annotated[dict[str, JsonValue], AfterValidator(_check_metadata)]
+ItemMetadata = Annotated[
+    dict[str, JsonValue], AfterValidator(lambda metadata: _check_length(metadata, MAX_METADATA))
+]
 
 
 class AddRequest(Content):
@@ -513,7 +509,6 @@ class AddRequest(Content):
         return [*self.captions] if len(self.captions) == rows else [None] * rows
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse an item that exceeds the limits of this server."""
         texts = [*self.captions, *([] if self.text is None else [self.text])]
         check_sizes(limits, max(1, len(self.all_captions)), texts)
 
@@ -536,7 +531,6 @@ class UpdateRequest(Content):
         return self
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a text that exceeds the limits of this server."""
         check_sizes(limits, 1, [] if self.text is None else [self.text])
 
 
@@ -554,8 +548,12 @@ class LearnRequest(RequestBody):
             raise ValueError("give exactly one of text or features")
         return self
 
+    @property
+    def names(self) -> list[Any]:
+        """The text, for the log."""
+        return [self.text]
+
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a request that exceeds the limits of this server."""
         check_sizes(limits, len(self.right), [] if self.text is None else [self.text])
 
 
@@ -579,7 +577,6 @@ class ListQuery(BaseModel):
         return read_listing(self.view, self.order_by, self.offset, self.limit)
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse a page that exceeds the limits of this server."""
         if self.limit > limits.k:
             raise InputError(f"limit={self.limit} exceeds the limit of this server; give at most {limits.k}.")
 

@@ -142,16 +142,6 @@ def client_address(scope: Scope) -> str:
     return str(scope["client"][0]) if scope.get("client") else ""
 
 
-def check_host(host: str) -> None:
-    """Refuse a Host header that is not a loopback name, which guards against DNS rebinding.
-
-    Starlette's ``TrustedHostMiddleware`` is not used: it compares with a list, which cannot hold all of
-    127.0.0.0/8, and answers 400 in plain text where 421 (RFC 9110) with problem details is due.
-    """
-    if not is_loopback(_split_url(f"//{host}").hostname or ""):
-        raise Problem(421, "wrong-host", f"this server does not answer to the name {host[:100]!r}.")
-
-
 class Gate:
     """Middleware that refuses requests before they reach the application.
 
@@ -216,8 +206,10 @@ class Gate:
     def _check_origin(self, method: str, headers: Headers) -> None:
         """Refuse requests that a web page of another server sends from the user's browser."""
         host = headers.get("host", "")
-        if self._access.token is None:
-            check_host(host)
+        # Against DNS rebinding. Starlette's ``TrustedHostMiddleware`` compares with a list, which cannot hold
+        # all of 127.0.0.0/8, and answers 400 in plain text where 421 (RFC 9110) with problem details is due.
+        if self._access.token is None and not is_loopback(_split_url(f"//{host}").hostname or ""):
+            raise Problem(421, "wrong-host", f"this server does not answer to the name {host[:100]!r}.")
         origin = headers.get("origin")
         if origin is not None and method not in ("GET", "HEAD") and _split_url(origin).netloc != host:
             raise Problem(403, "other-origin", "requests from web pages of other servers are refused.")

@@ -50,34 +50,25 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
-    writable: bool = False,
     limits: Limits | None = None,
     log_queries: bool = False,
     threads: int | None = None,
     quiet: bool = False,
-    image_encoder: Any = None,
-    text_encoder: Any = None,
-    send_files: bool = False,
     browser: bool = False,
     say: Callable[[str], None] = print,
+    **options: Any,
 ) -> None:
     """Serve a model folder until the process is stopped.
 
     ``port`` 0 is any free one, ``quiet`` writes no access log, ``browser`` opens the page, and ``say`` is
-    called with the lines for the user, such as the address of the page. See ``create_app`` for the others.
+    called with the lines for the user, such as the address of the page. The ``options`` are those of
+    ``ModelHolder.open``; see ``create_app`` for the others.
     """
     token = check_token(host, token)
     _log_to_stderr(quiet)
     with _interrupt_once(), contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(listen(host, port)))
-        holder = ModelHolder.open(
-            folder,
-            writable=writable,
-            image_encoder=image_encoder,
-            text_encoder=text_encoder,
-            send_files=send_files,
-        )
-        service = Service(holder, limits or Limits(), token, threads)
+        service = Service(ModelHolder.open(folder, **options), limits or Limits(), token, threads)
         run(service, listener, log_queries=log_queries, browser=browser, say=say)
 
 
@@ -308,11 +299,7 @@ class Connection(asyncio.Protocol):
 
 def make_protocol(limits: Limits, max_files: int) -> type[asyncio.Protocol]:
     """Return the protocol class of one server, in a process that can have ``max_files`` files open."""
-    attributes = {
-        "waiting": {},
-        "most_waiting": min(limits.connections, max_files // 4),
-        "limits": limits,
-    }
+    attributes = {"waiting": {}, "most_waiting": min(limits.connections, max_files // 4), "limits": limits}
     return type("LimitedProtocol", (Connection, AutoHTTPProtocol), attributes)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from starlette.responses import FileResponse
 
 from diptych._checks import InputError, Task, with_article
 from diptych.encoders import UnreadableImage
@@ -20,14 +21,12 @@ from diptych.retrieval._inputs import Queries, QueryPart
 from diptych.retrieval._items import QUERIED, VIEWS, Item, View
 from diptych.service import _schemas as schemas
 from diptych.service._batching import Batcher
-from diptych.service._files import Images, SentFile, WebpImage, check_file, encode_first_view, suffix
+from diptych.service._files import Images, Upload, WebpImage, encode_first_view, open_file
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, unknown_item
 from diptych.service._model import LoadedModel, ModelHolder
 from diptych.service._schemas import Matrix
 from diptych.service._security import Access
-from diptych.service._writes import Addition, Upload, Writer
-
-log = logging.getLogger("diptych.service")
+from diptych.service._writes import Addition, Writer
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -54,12 +53,6 @@ class Metrics:
         self.open = Gauge("diptych_requests_open", "Requests being answered.", registry=registry)
         about = "Queries answered by one pass over the index."
         self.batches = Histogram("diptych_batch_queries", about, registry=registry, buckets=_SIZES)
-
-    def add_gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
-        Gauge(name, about, registry=self.registry).set_function(read)
-
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
 
 
 @dataclass(eq=False)
@@ -88,7 +81,7 @@ class Service:
             ("diptych_reloads_loaded", "Versions loaded.", lambda: self.holder.reloads["loaded"]),
             ("diptych_reloads_failed", "Versions refused.", lambda: self.holder.reloads["failed"]),
         ):
-            self.metrics.add_gauge(name, about, read)
+            Gauge(name, about, registry=self.metrics.registry).set_function(read)
 
     @property
     def model(self) -> LoadedModel:
@@ -127,7 +120,7 @@ class Service:
         if self._item_count is None or self._item_count.done():
             self._item_count = asyncio.ensure_future(self.look_up(self.model.retriever.store.count))
         await asyncio.wait({self._item_count}, timeout=COUNT_SECONDS)
-        return self.metrics.render()
+        return generate_latest(self.metrics.registry)
 
     def _read_count(self) -> float:
         count = self._item_count
@@ -140,9 +133,7 @@ class Service:
     async def describe_item(self, item_id: str) -> dict[str, Any]:
         """Return an item for clients."""
         model = self.model
-        if (item := await self.look_up(model.retriever.item, item_id)) is None:
-            raise unknown_item(item_id)
-        return await self.look_up(model.describe_item, item)
+        return await self.look_up(model.describe_item, await self._find_item(model, item_id))
 
     async def list_items(self, query: schemas.ListQuery) -> dict[str, Any]:
         """Return a page of items for clients."""
@@ -163,7 +154,7 @@ class Service:
     async def find_similar(self, body: schemas.SimilarRequest) -> dict[str, Any]:
         """Answer a search for items that are similar to one of their view."""
         start, model = time.perf_counter(), self.model
-        view = body.view or await self._find_view(model, body.names[0])
+        view = body.view or (await self._find_item(model, body.names[0])).view
         queries = await self._read_queries(model, view, body)
         options = await self._read_options(model, view, body)
         options[view] = Queries(np.asarray(queries), single=True)
@@ -182,13 +173,13 @@ class Service:
     async def _read_queries(self, model: LoadedModel, view: View, query: schemas.Query) -> list[str] | Matrix:
         """Return the features of queries of a view, or texts, which are encoded together with others."""
         if query.files:
-            return np.concatenate([await self._encode_file(model, f.content, f.name) for f in query.files])
+            return await self._encode(model, view, query.files)
         if query.features is not None:
             return await self.look_up(model.join_features, view, query.features)
         if query.id is not None:
             return await self._item_features(model, view, query.id)
         if view == "image":
-            return await self._encode_first_texts(model, query.texts)
+            return await self._encode(model, view, query.texts)
         _check_encoder(model, view)
         return query.texts
 
@@ -203,7 +194,7 @@ class Service:
     async def _read_part(self, model: LoadedModel, view: View, part: schemas.Part) -> QueryPart:
         """Encode a part of a query of a view."""
         if part.id is not None:
-            view = await self._find_view(model, part.id[0])
+            view = (await self._find_item(model, part.id[0])).view
         elif part.texts and not (view == "image" and model.inputs == "texts"):
             view = "text"
         queries = await self._read_queries(model, view, part)
@@ -212,38 +203,44 @@ class Service:
         features, ignored = await self.batcher.run(model.retriever.encoders.encode_queries, queries)
         return QueryPart(view, features, ignored_words=ignored[0])
 
-    async def _find_view(self, model: LoadedModel, item_id: str) -> View:
+    async def _find_item(self, model: LoadedModel, item_id: str) -> Item:
         if (item := await self.look_up(model.retriever.item, item_id)) is None:
             raise unknown_item(item_id)
-        return item.view
+        return item
 
     # Encoding
 
-    async def _encode_file(
-        self, model: LoadedModel, content: bytes = b"", name: str = "", path: str | None = None
-    ) -> Matrix:
-        """Return the features of an uploaded or stored image or other file; only a few are in memory."""
-        _check_encoder(model, "image")
-        encoders = model.retriever.encoders
-        if model.inputs == "texts":
-            raise InputError(f"this model takes texts for {with_article(model.views.image)}, not files.")
-        with self._images_waiting:
-            async with self._encoding:
-                if model.inputs == "images":
-                    image = await self.images.load_pixels(content, path)
-                    return await self.batcher.run(encoders.encode_images, [image])
-                if path is not None:
-                    return await self.batcher.run(encode_first_view, encoders, [path])
-                return await self.batcher.run(model.encode_file, content, name)
+    async def _encode(self, model: LoadedModel, view: View, sources: Sequence[Any]) -> Matrix:
+        """Return the features of texts (str), uploads or stored files (Path); few images are in memory."""
+        _check_encoder(model, view)
+        encoders, first = model.retriever.encoders, with_article(model.views.image)
+        if view == "text":
+            return await self.batcher.run(encoders.encode_texts, sources)
+        are_texts = isinstance(sources[0], str)
+        if are_texts and model.inputs != "texts":
+            raise InputError(f"this model takes files for {first}; send one as a form.")
+        if model.inputs == "texts" and not are_texts:
+            raise InputError(f"this model takes texts for {first}, not files.")
+        if are_texts:
+            return await self.batcher.run(encode_first_view, encoders, sources)
+        rows = []
+        for source in sources:
+            with self._images_waiting:
+                async with self._encoding:
+                    if model.inputs == "images":
+                        image = await self.images.load_pixels(source)
+                        rows.append(await self.batcher.run(encoders.encode_images, [image]))
+                    else:
+                        rows.append(await self.batcher.run(model.encode_file, source))
+        return np.concatenate(rows)
 
-    async def _encode_first_texts(self, model: LoadedModel, texts: list[str]) -> Matrix:
-        """Return the features of texts of the first view, such as molecules."""
-        _check_encoder(model, "image")
-        if model.inputs != "texts":
-            raise InputError(
-                f"this model takes files for {with_article(model.views.image)}; send one as a form."
-            )
-        return await self.batcher.run(encode_first_view, model.retriever.encoders, texts)
+    async def _encode_new(
+        self, model: LoadedModel, view: View, sources: Sequence[Upload | str], features: Any
+    ) -> Matrix | None:
+        """Return the features that a request sent, or those of its files or texts; None without either."""
+        if features is not None:
+            return await self.look_up(model.join_features, view, features)
+        return await self._encode(model, view, sources) if sources else None
 
     async def _item_features(self, model: LoadedModel, view: View, ids: list[str]) -> Matrix:
         """Return the features of stored items, encoded again where the model does not keep them."""
@@ -264,17 +261,15 @@ class Service:
             raise Problem(
                 422, "no-features", "this item has neither stored features nor a source to encode again."
             )
-        if view == "text":
-            return await self.batcher.run(model.retriever.encoders.encode_texts, sources)
         if by_text:
-            return await self._encode_first_texts(model, sources)
-        blocks = []
+            return await self._encode(model, view, sources)
+        rows = []
         for item_id, path in zip(ids, sources, strict=True):
             try:
-                blocks.append(await self._encode_file(model, path=path))
+                rows.append(await self._encode(model, view, [Path(path)]))
             except (UnreadableImage, UnreadableFile):
                 raise _unreadable_file(model, item_id) from None
-        return np.concatenate(blocks)
+        return np.concatenate(rows)
 
     # Files of items
 
@@ -289,17 +284,17 @@ class Service:
         except UnreadableImage:
             raise _unreadable_file(model, item_id) from None
 
-    async def stored_file(self, item_id: str) -> SentFile:
+    async def stored_file(self, item_id: str) -> FileResponse:
         """Return the file of an item that is sent as it is."""
         model = self.model
         item, path = await self._item_with_file(model, item_id, "no-file")
         if model.media(item) == "image":
             raise Problem(404, "no-file", "images are sent as WebP; ask for /image or /thumbnail.")
-        return await asyncio.to_thread(check_file, path, self.limits.file_bytes, any_type=model.send_files)
+        return await asyncio.to_thread(open_file, path, self.limits.file_bytes, any_type=model.send_files)
 
     async def _item_with_file(self, model: LoadedModel, item_id: str, problem: str) -> tuple[Item, str]:
-        item = await self.look_up(model.retriever.item, item_id)
-        if item is None or item.view != "image":
+        item = await self._find_item(model, item_id)
+        if item.view != "image":
             raise unknown_item(item_id)
         if item.path is None:
             raise Problem(404, problem, f"the item {item_id[:200]!r} was added without a file.")
@@ -346,49 +341,26 @@ class Service:
 
     async def _encode_addition(self, model: LoadedModel, body: schemas.AddRequest) -> Addition:
         """Return what is to be added, with its features."""
-        source = _read_source(model, body)
-        if source is None and body.features is None and not body.all_captions:
+        sources = _list_sources(model, body)
+        if not sources and body.features is None and not body.all_captions:
             nouns = " nor ".join(with_article(model.noun(view)) for view in VIEWS)
             raise Problem(422, "bad-request", f"the request has neither {nouns}; send one.")
-        rows = await self._encode_source(model, source, body.features)
-        caption_rows = None
-        if body.caption_features is not None:
-            caption_rows = await self.look_up(model.join_features, "text", body.caption_features)
-        elif body.captions:
-            _check_encoder(model, "text")
-            caption_rows = await self.batcher.run(model.retriever.encoders.encode_texts, body.captions)
+        rows = await self._encode_new(model, "image", sources, body.features)
+        caption_rows = await self._encode_new(model, "text", body.captions, body.caption_features)
         item_id = body.id or f"item-{uuid4().hex[:12]}"
+        source = next(iter(sources), None)
         return Addition(source, rows, body.all_captions, caption_rows, body.metadata, item_id)
 
     async def _encode_content(
         self, model: LoadedModel, item_id: str, body: schemas.UpdateRequest
     ) -> tuple[Upload | str | None, Matrix | None]:
         """Return the new file or text of an item, if there is one, and its features."""
-        view, source = await self._find_view(model, item_id), _read_source(model, body)
-        if view == "image":
-            return source, await self._encode_source(model, source, body.features)
-        if isinstance(source, Upload):
+        view, sources = (await self._find_item(model, item_id)).view, _list_sources(model, body)
+        if view == "text" and body.image:
             raise InputError(
                 f"{item_id!r} is {with_article(model.noun(view))}; send text in place of a file."
             )
-        if body.features is not None:
-            return source, await self.look_up(model.join_features, view, body.features)
-        if source is None:
-            return None, None
-        _check_encoder(model, view)
-        return source, await self.batcher.run(model.retriever.encoders.encode_texts, [source])
-
-    async def _encode_source(
-        self, model: LoadedModel, source: Upload | str | None, features: Any
-    ) -> Matrix | None:
-        """Return the features of a file or text of the first view; None if there is none."""
-        if features is not None:
-            return await self.look_up(model.join_features, "image", features)
-        if isinstance(source, str):
-            return await self._encode_first_texts(model, [source])
-        if source is not None:
-            return await self._encode_file(model, source.content, f"x{source.suffix}")
-        return None
+        return next(iter(sources), None), await self._encode_new(model, view, sources, body.features)
 
     async def _change(self, change: Callable[..., T], *args: Any) -> T:
         """Change the items of the model; the caller holds the lock."""
@@ -399,11 +371,10 @@ class Service:
             raise Problem(507, "disk", f"the change could not be written to disk ({reason}).") from None
 
 
-def _read_source(model: LoadedModel, body: schemas.Content) -> Upload | str | None:
-    """Return the file or the text of a request; None if it has neither."""
-    for file in body.image:
-        return Upload(file.content, "" if model.inputs == "images" else suffix(file.name))
-    return body.text
+def _list_sources(model: LoadedModel, body: schemas.Content) -> list[Upload | str]:
+    """Return the file or the text of a request, if it has one; the name of an image is of no use."""
+    files = [Upload(file.content) if model.inputs == "images" else file for file in body.image]
+    return [*files, *([] if body.text is None or files else [body.text])]
 
 
 def _check_encoder(model: LoadedModel, view: View) -> None:

@@ -27,19 +27,12 @@ from diptych.retrieval import Retriever
 from diptych.retrieval._items import UPLOAD_NAME, UPLOADS
 from diptych.retrieval.stores._base import TakenError
 from diptych.retrieval.stores._folder import FolderStore
+from diptych.service._files import Upload
 from diptych.service._limits import Problem, unknown_item
 from diptych.service._schemas import Matrix
 
 UNUSED_SECONDS = 3600.0
 """Age of an upload without an item from which it is removed: another server may be adding a younger one."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """An uploaded file, and its suffix if the encoder needs it to read the file."""
-
-    content: bytes
-    suffix: str = ""
 
 
 class Uploads:
