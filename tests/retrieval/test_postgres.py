@@ -4,14 +4,14 @@ import re
 
 import numpy as np
 import pytest
+from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych.retrieval._filters import Filter, parse_filter
 from diptych.retrieval.stores.postgres import PostgresStore
-from diptych.retrieval.stores.postgres import _rows as vectors_module
 from diptych.retrieval.stores.postgres._connection import Address
-from diptych.retrieval.stores.postgres._rows import filter_condition
+from diptych.retrieval.stores.postgres._rows import Rows
 from filled_stores import fill, unit_rows
 from saved_files import files_of
 from tolerance import assert_same_hits, rounding
@@ -285,10 +285,10 @@ def used_graph(store, query, where, *, graph=True):
     """Return the name of the graph that the server uses for a search; None if it compares all vectors."""
 
     def explain(connection):
-        version = store._version
-        condition, values = filter_condition(connection, version, where)
-        statement = vectors_module.search_statement(version, "search", condition, graph=graph)
-        vector = vectors_module.Vector if version.dtype == "float32" else vectors_module.HalfVector
+        rows = Rows(connection, store._version)
+        condition, values = rows.condition(where)
+        statement = rows.search_statement("search", condition, graph=graph)
+        vector = Vector if store.dtype == "float32" else HalfVector
         values |= {"query": vector(query), "k": 10, "candidates": 40}
         return connection.execute(sql.SQL("EXPLAIN ") + statement, values).fetchall()
 
