@@ -128,9 +128,9 @@ class TestSharing:
         def full(*args):
             raise OSError(28, "No space left on device")
 
-        for name in ("write_layout", "open_rows", "insert_items"):
+        for place, name in ((_folder, "write_layout"), (_files.RowFile, "write"), (_folder, "insert_items")):
             with monkeypatch.context() as patched:
-                patched.setattr(_folder, name, full)
+                patched.setattr(place, name, full)
                 with pytest.raises(OSError, match="No space"):
                     add(mine, made, "new")
         with monkeypatch.context() as patched:

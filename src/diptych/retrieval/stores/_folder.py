@@ -54,12 +54,9 @@ from diptych.retrieval.stores._files import (
     check_writable,
     delete_items,
     insert_items,
-    map_rows,
-    open_rows,
     read_current_layout,
     read_graph,
     read_items,
-    read_rows,
     tidy,
     update_items,
     write_current,
@@ -104,7 +101,10 @@ class Reading:
 
 
 class FolderStore:
-    """Items of a model folder, a real path, for any number of processes on one machine."""
+    """Items of a model folder, a real path, for any number of processes on one machine.
+
+    Each change is one transaction, and on the disk when the call returns.
+    """
 
     shared = True
     address = ""
@@ -143,17 +143,14 @@ class FolderStore:
 
     @property
     def kind(self) -> str:
-        """How vectors are searched: ``"flat"`` or ``"hnsw"``."""
         return self._loaded.layout.kind
 
     @property
     def dtype(self) -> str:
-        """The dtype of the vectors."""
         return self._loaded.layout.dtype
 
     @property
     def keeps_features(self) -> bool:
-        """Whether the features of items are stored."""
         return bool(self._loaded.layout.widths)
 
     @property
@@ -162,7 +159,6 @@ class FolderStore:
         return self._refresh().store
 
     def state(self) -> State:
-        """Return the current state."""
         loaded = self._refresh()
         return State(loaded.version.id, loaded.layout.next_key)
 
@@ -201,7 +197,6 @@ class FolderStore:
         version: str,
         depth: int | None = None,
     ) -> Matches:
-        """Return the k items with the largest inner products for each query, largest first."""
         return self._read(version).search(task, queries, k, where, depth=depth)
 
     def items(
@@ -212,19 +207,15 @@ class FolderStore:
         image: str | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
-        """Iterate over items in order of addition; see ``Store.items``."""
         return self.resident.items(view, ids=ids, image=image, new=new)
 
     def count(self, view: View | None = None) -> int:
-        """Return the number of items, of one view or of both."""
         return self.resident.count(view)
 
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
-        """Iterate over all items of a task with their vectors, in order of addition."""
         return self._read(version).vectors(task)
 
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
-        """Return stored features in the order of ``ids``; None if those of one item are not stored."""
         return self.resident.features(view, ids)
 
     @contextmanager
@@ -240,11 +231,9 @@ class FolderStore:
         yield version.path, version.id
 
     def page(self, listing: Listing) -> tuple[list[Item], int]:
-        """Return a page of items, and how many there are on all pages; see ``Store.page``."""
         return self.resident.page(listing)
 
     def add(self, blocks: Sequence[Block], version: str, *, replace: bool = False) -> None:
-        """Add items in one transaction; they are on the disk when this returns."""
         with self._transaction(version) as (connection, loaded):
             self._add(connection, loaded, blocks, replace=replace)
         self._compact_sparse()
@@ -252,7 +241,6 @@ class FolderStore:
     def update(
         self, ids: Sequence[str], change: Change, version: str, content: Block | None = None
     ) -> list[Item]:
-        """Change items in one transaction; see ``Store.update``."""
         with self._transaction(version) as (connection, loaded):
             changed = loaded.store.change_items(ids, change)
             items = list(changed.values())
@@ -266,7 +254,6 @@ class FolderStore:
         return items
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items in one transaction, and with an image its captions; return how many."""
         with self._transaction() as (connection, loaded):
             keys = loaded.store.keys_to_remove(ids).tolist()
             delete_items(connection, keys)
@@ -282,12 +269,11 @@ class FolderStore:
         rows, key = dict(layout.rows), layout.next_key
         for block in blocks:
             first, n = rows[block.view], len(block.items)
-            for name, (file, dtype, width) in layout.files(block.view).items():
+            for name, file in layout.files(block.view).items():
                 content = block.vectors if name == TASK_OF[block.view] else block.features
                 if content is None:
                     raise InputError("this index keeps features; pass them with the vectors.")
-                with open_rows(self.folder, file) as write:
-                    write(first, np.asarray(content, dtype).reshape(n, width))
+                file.write(self.folder, first, [content.reshape(n, file.width)])
             insert_items(connection, places, block.items, itertools.count(key), itertools.count(first))
             rows[block.view], key = first + n, key + n
         write_layout(
@@ -417,8 +403,7 @@ class FolderStore:
             chosen = np.array([item.view == view for item in items], np.bool_)
             if chosen.any():
                 blocks = {
-                    name: read_rows(self.folder, file, dtype, width, rows[chosen])
-                    for name, (file, dtype, width) in layout.files(view).items()
+                    name: file.read(self.folder, rows[chosen]) for name, file in layout.files(view).items()
                 }
                 some = list(itertools.compress(items, chosen))
                 replacing = [key for key, its_view in replaced.items() if its_view == view]
@@ -456,15 +441,16 @@ class FolderStore:
             keys, rows = all_keys[chosen], all_rows[chosen]
             if len(rows) and (np.any(np.diff(rows) <= 0) or rows[-1] >= layout.rows[view]):
                 raise InputError(f"{source} has items without rows of their own; restore the file.")
-            for name, (file, dtype, width) in layout.files(view).items():
-                array = map_rows(self.folder, file, dtype, (layout.rows[view], width))
+            for name, file in layout.files(view).items():
+                array = file.map(self.folder, layout.rows[view])
                 if not self.reading.mmap:
                     array = np.array(array)
                     # A sum needs no second array of this size. Mapped rows are checked in a search.
                     sums = array.sum(axis=-1, dtype=np.float64)
                     if not np.isfinite(sums[rows]).all():
                         raise InputError(
-                            f"{self.folder / ROWS / file} has numbers that are not finite; restore the file."
+                            f"{self.folder / ROWS / file.name} has numbers that are not finite; restore the "
+                            "file."
                         )
                 index = VectorIndex.of(array, keys, rows)
                 if name in TASKS:

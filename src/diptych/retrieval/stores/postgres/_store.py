@@ -92,11 +92,9 @@ class PostgresStore:
 
     @property
     def keeps_features(self) -> bool:
-        """Whether the features of items are stored."""
         return self._version is not None and self._version.keeps_features
 
     def state(self) -> State:
-        """Return the current state; a store opened with ``create`` creates its tables first."""
         try:
             return self._read(lambda rows: State(rows.version.name, rows.next_key()))
         except NoModelError:
