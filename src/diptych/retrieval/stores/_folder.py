@@ -262,8 +262,7 @@ class FolderStore:
 
     def _add(self, connection: Connection, loaded: Loaded, blocks: Sequence[Block], *, replace: bool) -> None:
         """Write rows behind the valid ones, and insert their items; with ``replace``, in place of others."""
-        replacing = loaded.store.check_new(blocks, replace=replace)
-        delete_items(connection, np.concatenate(list(replacing.values())).tolist())
+        delete_items(connection, loaded.store.check_new(blocks, replace=replace))
         layout = loaded.layout
         places = self._places(layout, [item for block in blocks for item in block.items])
         rows, key = dict(layout.rows), layout.next_key
@@ -394,11 +393,14 @@ class FolderStore:
         for key, item in zip(keys[:n_changed].tolist(), items, strict=False):
             store.table.change(key, item)
         items, keys, rows = items[n_changed:], keys[n_changed:], rows[n_changed:]
-        removed = {key: its for key in gone if (its := store.table.get(key)) is not None}
-        view_of = {item.id: item.view for item in items}
-        replaced = {key: its.view for key, its in removed.items() if view_of.get(its.id) == its.view}
-        if removed.keys() - replaced:
-            store.drop(np.array(sorted(removed.keys() - replaced), np.int64))
+        new = {(item.id, item.view) for item in items}
+        removed = [
+            key
+            for key in sorted(gone)
+            if (stored := store.table.get(key)) is not None and (stored.id, stored.view) not in new
+        ]
+        if removed:
+            store.drop(np.array(removed, np.int64))
         for view in VIEWS:
             chosen = np.array([item.view == view for item in items], np.bool_)
             if chosen.any():
@@ -406,8 +408,7 @@ class FolderStore:
                     name: file.read(self.folder, rows[chosen]) for name, file in layout.files(view).items()
                 }
                 some = list(itertools.compress(items, chosen))
-                replacing = [key for key, its_view in replaced.items() if its_view == view]
-                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen], replacing)
+                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen])
         store.table.next_key = layout.next_key
 
     def _load(self) -> Loaded:

@@ -257,25 +257,23 @@ class MemoryStore:
 
     def add(self, blocks: Sequence[Block], version: str = "", *, replace: bool = False) -> None:
         with self._writing:
-            replacing = self.check_new(blocks, replace=replace)
+            self.check_new(blocks, replace=replace)
             for block in blocks:
-                self.put(
-                    block.view, block.items, block.vectors, block.features, replacing=replacing[block.view]
-                )
+                self.put(block.view, block.items, block.vectors, block.features)
 
-    def check_new(self, blocks: Sequence[Block], *, replace: bool = False) -> dict[View, Keys]:
+    def check_new(self, blocks: Sequence[Block], *, replace: bool = False) -> list[int]:
         """Refuse items that ``add`` cannot add, before anything is changed.
 
-        Return the keys of the items of each view that they take the place of.
+        Return the keys of the items that they take the place of.
         """
-        replacing = dict.fromkeys(VIEWS, np.empty(0, np.int64))
+        replacing: list[int] = []
         for block in blocks if replace else ():
-            replacing[block.view] = keys = self.table.keys_of(item.id for item in block.items)
-            for stored in map(self.table.get, keys.tolist()):
+            for key in self.table.keys_of(item.id for item in block.items).tolist():
+                stored = self.table.get(key)
                 if stored is not None and stored.view != block.view:
                     raise other_view(stored.id)
-        items = [item for block in blocks for item in block.items]
-        self.table.check_new(items, {key for keys in replacing.values() for key in keys.tolist()})
+                replacing.append(key)
+        self.table.check_new([item for block in blocks for item in block.items], set(replacing))
         for block in blocks:
             self.indexes[TASK_OF[block.view]].convert(block.vectors)
         return replacing
@@ -287,13 +285,12 @@ class MemoryStore:
         vectors: Floats,
         features: Floats | None,
         keys: Keys | None = None,
-        replacing: Keys | Sequence[int] = (),
     ) -> None:
-        """Add items of a view with their rows, under ``keys`` or the next ones, in place of others.
+        """Add items of a view with their rows, under ``keys`` or the next ones, in place of those stored.
 
         A search meets the items that are replaced, or those in their place.
         """
-        replaced = np.asarray(replacing, np.int64)
+        replaced = self.table.keys_of(item.id for item in items)
         self._replaced += len(replaced) > 0  # odd while items are being replaced
         # The item before its vector, so that no search meets a vector without its item.
         keys = self.table.add(items, keys, set(replaced.tolist()))
