@@ -39,59 +39,9 @@ def ids(hits):
 
 
 class TestSharing:
-    def test_additions_and_removals_are_seen_by_others(self, filled):
-        one, address, x, y = filled
-        other = Retriever.connect(address)
-        one.add(x[:1], y[:1], ids=["new"], metadata={"new": {"by": "one"}})
-        assert other.search(y[0], k=100, where={"by": "one"})[0].id == "new"
-        assert_same_hits(other.annotate(x[0], k=100), one.annotate(x[0], k=100), rounding(np.float32, 8))
-        other.remove("new")
-        assert "new" not in ids(one.search(y[0], k=100))
-        with pytest.raises(InputError, match="no item 'new'"):
-            one.remove("new")
-
-    @pytest.mark.parametrize("times", [1, 3])
-    def test_refits_are_noticed_by_the_next_call_of_every_kind(self, filled, times):
-        one, address, x, y = filled
-        one.add(x[:1], ids=["old"], metadata={"old": {"kind": "old"}})
-        rng = np.random.default_rng(0)
-        calls = {
-            "search": lambda r: r.search(y[0], k=5),
-            "filtered": lambda r: r.search(y[0], k=5, where={"kind": "new"}),
-            "function": lambda r: r.search(y[0], k=5, where=lambda item: item.id.startswith("new")),
-            "ids": lambda r: r.search(y[0], k=5, where=["1", "2"]),
-            "annotate": lambda r: r.annotate(x[0], k=5),
-            "similar": lambda r: r.similar(image=x[0], k=5),
-            "embed": lambda r: r.embed_images(x[:3]).tolist(),
-            "info": lambda r: r.info(),
-        }
-        others = {name: Retriever.connect(address) for name in calls}
-        before = {name: call(others[name]) for name, call in calls.items()}
-        names = [f"new {i}" for i in range(30)]
-        more = x[:30] + rng.normal(size=(30, 8)), y[:30] + rng.normal(size=(30, 7))
-        one.add(*more, ids=names, metadata={name: {"kind": "new"} for name in names})
-        for _ in range(times):
-            one.refit()
-        for name, call in calls.items():
-            result = call(others[name])
-            assert result == call(one), name
-            assert result != before[name], name
-
-    def test_a_refit_includes_the_refit_of_another_process(self, filled):
-        one, address, x, y = filled
-        other = Retriever.connect(address)
-        one.add(x[:5], y[:5], ids=[f"first {i}" for i in range(5)])
-        one.refit()
-        other.add(x[:7], y[:7], ids=[f"second {i}" for i in range(7)])
-        other.refit()
-        assert one.info()["facts"]["refitted"] == {"pairs": 120 + 5 + 7, "before": 120 + 5}
-
-    def test_a_fit_of_another_process_replaces_everything_at_once(self, filled, views, database):
+    def test_the_tables_of_replaced_versions_are_dropped(self, filled, views, database):
         one, address, _, _ = filled
-        x, y, pairing = views(seed=2, n=50)
-        names = [f"other {i}" for i in range(50)]
-        Retriever.from_features(x, y, pairing, ids=names, model=AWCCA(**MODEL), index=address)
-        assert set(ids(one.search(y[0], k=500))) == set(names)
+        Retriever.from_features(*views(seed=2, n=50), model=AWCCA(**MODEL), index=address)
         for _ in range(3):
             one.refit()
         tables = [name for name in database.tables(schema_of(address)) if name[-1].isdigit()]
