@@ -165,6 +165,13 @@ def search_in_steps(
     return [hits[:k] for hits in results]
 
 
+def measure_recall(exact: Iterable[Iterable[int]], approximate: Iterable[Iterable[int]]) -> float:
+    """Return the share of the exact results of all queries that an approximate index found."""
+    pairs = [(set(best), set(found)) for best, found in zip(exact, approximate, strict=True)]
+    total = sum(len(best) for best, _ in pairs)
+    return sum(len(best & found) for best, found in pairs) / total if total else 1.0
+
+
 class Store(Protocol):
     """Items and their vectors, read by any number of threads while one at a time writes."""
 

@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 
 from diptych._checks import InputError, check_choice
-from diptych.retrieval.stores._base import FIRST_STEP, search_in_steps
+from diptych.retrieval.stores._base import FIRST_STEP, measure_recall, search_in_steps
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -47,14 +47,19 @@ class Graph:
     recall: float = float("nan")  # share of the exact ten best that it returned when it was built
 
     @classmethod
-    def build(cls, blocks: Iterable[Floats], keys: Keys, *, half: bool = False, neighbours: int) -> Graph:
-        """Build a graph over blocks of vectors; ``half`` keeps them as float16."""
-        index: Any = None
-        for block in blocks:
-            if index is None:
-                index = _empty_graph(block.shape[1], half, neighbours)
-            index.add(np.ascontiguousarray(block, np.float32))
-        return cls(index, np.asarray(keys, np.int64))
+    def build(cls, chunks: Sequence[Chunk], neighbours: int) -> Graph:
+        """Build a graph over chunks of vectors, of which there is one at least."""
+        dimension = chunks[0].vectors.shape[1]
+        if chunks[0].vectors.dtype == np.float16:
+            kind = faiss.ScalarQuantizer.QT_fp16
+            index = faiss.IndexHNSWSQ(dimension, kind, neighbours, faiss.METRIC_INNER_PRODUCT)
+            index.is_trained = True  # a float16 quantiser has nothing to learn
+        else:
+            index = faiss.IndexHNSWFlat(dimension, neighbours, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = _EFFORT
+        for chunk in chunks:
+            index.add(np.ascontiguousarray(chunk.vectors, np.float32))
+        return cls(index, _join_keys(chunk.keys for chunk in chunks))
 
     def search(self, queries: Floats, k: int, allowed: Keys | None) -> tuple[Floats, Keys]:
         """Return the largest inner products it finds and their keys, only of ``allowed`` keys (None: all)."""
@@ -92,17 +97,6 @@ class Graph:
         return cls(index, np.asarray(keys, np.int64))
 
 
-def _empty_graph(dimension: int, half: bool, neighbours: int) -> Any:
-    if half:
-        kind = faiss.ScalarQuantizer.QT_fp16
-        index = faiss.IndexHNSWSQ(dimension, kind, neighbours, faiss.METRIC_INNER_PRODUCT)
-        index.is_trained = True  # a float16 quantiser has nothing to learn
-    else:
-        index = faiss.IndexHNSWFlat(dimension, neighbours, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = _EFFORT
-    return index
-
-
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Some vectors and their keys, ascending."""
@@ -116,10 +110,6 @@ class Chunk:
     def at(self, rows: Any) -> Chunk:
         """Return some of the rows."""
         return Chunk(self.vectors[rows], self.keys[rows])
-
-    def only(self, keys: Keys) -> Chunk:
-        """Return the rows with one of these keys, which ascend."""
-        return self.at(_rows_of(self.keys, keys))
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,16 +246,13 @@ class VectorIndex:
         chunks = self.chunks()
         if not chunks:
             raise InputError("the index is empty; add items before a graph is built.")
-        blocks = (np.asarray(chunk.vectors, np.float32) for chunk in chunks)
-        half = self.dtype == np.float16
-        graph = Graph.build(blocks, _join_keys(c.keys for c in chunks), half=half, neighbours=neighbours)
+        graph = Graph.build(chunks, neighbours)
         if queries is None:
             queries = chunks[0].vectors[:: max(1, len(chunks[0]) // 200)][:200]
         queries = np.ascontiguousarray(queries, np.float32)
         k = min(10, len(graph.keys))
         exact, approximate = _search_chunks(chunks, queries, k, None)[1], graph.search(queries, k, None)[1]
-        common = [len(np.intersect1d(a, b)) for a, b in zip(exact, approximate, strict=True)]
-        graph = replace(graph, recall=sum(common) / (k * len(queries)))
+        graph = replace(graph, recall=measure_recall(exact.tolist(), approximate.tolist()))
         self.use_graph(graph)
         return graph
 
@@ -276,7 +263,7 @@ class VectorIndex:
 
     def vectors_of(self, keys: Keys) -> Floats:
         """Return the vectors under some keys, which ascend; keys without a vector are left out."""
-        parts = [chunk.only(keys).vectors for chunk in self._state.chunks]
+        parts = [chunk.vectors[_rows_of(chunk.keys, keys)] for chunk in self._state.chunks]
         return np.concatenate(parts) if parts else np.empty((0, self.dimension), self.dtype)
 
     def _without(self, keys: Keys) -> Sequence[Chunk]:

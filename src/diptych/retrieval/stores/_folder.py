@@ -364,14 +364,14 @@ class FolderStore:
             version, layout = read_current_layout(connection, self.folder)
             same = (version, layout.name) == (loaded.version, loaded.layout.name)
             first = loaded.layout.next_key if same else layout.next_key
-            items, keys, rows = read_items(connection, self.folder, first, loaded.change)
+            items = read_items(connection, self.folder, first, loaded.change)
             changes = connection.execute(
                 "SELECT number, key FROM changes WHERE number > ? ORDER BY number", (loaded.change,)
             ).fetchall()
         if not same:
             return self._load()
         try:
-            self._apply(loaded, layout, {key for _, key in changes}, items, keys, rows)
+            self._apply(loaded, layout, {key for _, key in changes}, *items)
         except (InputError, OSError):  # the files were replaced meanwhile
             return self._load()
         return Loaded(version, layout, loaded.store, changes[-1][0] if changes else loaded.change)
@@ -381,7 +381,7 @@ class FolderStore:
         loaded: Loaded,
         layout: Layout,
         changed: set[int],
-        items: Sequence[StoredItem],
+        items: list[StoredItem],
         keys: Keys,
         rows: Keys,
     ) -> None:

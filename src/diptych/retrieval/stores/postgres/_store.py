@@ -29,6 +29,7 @@ from diptych.retrieval.stores._base import (
     Matches,
     ModelChanged,
     State,
+    measure_recall,
 )
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
@@ -370,17 +371,11 @@ def _fill_tables(rows: Rows, address: Address, contents: Contents, previous: Ver
         index_vectors(connection, new, task, address)
         queries = contents.sample_queries(task, SAMPLE_QUERIES) if new.graph else None
         if queries is not None:
-            contents.report_recall(task, _measure_recall(rows, task, queries))
-
-
-def _measure_recall(rows: Rows, task: Task, queries: Floats) -> float:
-    """Return the share of the exact ten nearest items that the graph finds."""
-    exact, nearest = (
-        [{hit[0] for hit in hits} for hits in rows.nearest(task, queries, 10, ALL, graph=graph)]
-        for graph in (False, True)
-    )
-    total = sum(map(len, exact))
-    return sum(len(a & b) for a, b in zip(exact, nearest, strict=True)) / total if total else 1.0
+            exact, approximate = (
+                [[hit[0] for hit in hits] for hits in rows.nearest(task, queries, 10, ALL, graph=graph)]
+                for graph in (False, True)
+            )
+            contents.report_recall(task, measure_recall(exact, approximate))
 
 
 def _write_files(rows: Rows, contents: Contents, previous: Version | None) -> None:
