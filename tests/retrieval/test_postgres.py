@@ -27,11 +27,11 @@ def schema_of(address):
 
 
 @pytest.fixture
-def filled(views, fresh):
+def filled(make, fresh):
     """A retriever in a schema of its own, the address, and the features."""
-    x, y, pairing = views()
     address = fresh()
-    return Retriever.from_features(x, y, pairing, model=AWCCA(**MODEL), index=address), address, x, y
+    made = make(index=address)
+    return made.retriever, address, made.x, made.y
 
 
 def ids(hits):
@@ -39,9 +39,9 @@ def ids(hits):
 
 
 class TestSharing:
-    def test_the_tables_of_replaced_versions_are_dropped(self, filled, views, database):
+    def test_the_tables_of_replaced_versions_are_dropped(self, filled, make, database):
         one, address, _, _ = filled
-        Retriever.from_features(*views(seed=2, n=50), model=AWCCA(**MODEL), index=address)
+        make(seed=2, index=address)
         for _ in range(3):
             one.refit()
         tables = [name for name in database.tables(schema_of(address)) if name[-1].isdigit()]
