@@ -191,16 +191,17 @@ def check_version(version: Version) -> None:
 
 
 def write_folder(
-    folder: Path, store: MemoryStore | None, write_model: Callable[[Path], None]
+    folder: Path, store: MemoryStore | None, write_model: Callable[[Path], None], *, graphs: bool = True
 ) -> tuple[Version, Layout | None]:
     """Put a model and items into a folder, in place of what it holds.
 
-    A folder without a store only names a database; it has no layout.
+    A folder without a store only names a database; it has no layout. Without ``graphs``, those of the store
+    are left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = Database(folder, create=True)
     with database.writing() as connection:
-        version, layout = write_current(connection, folder, store, write_model)
+        version, layout = write_current(connection, folder, store, write_model, graphs=graphs)
     tidy(database)
     return version, layout
 
@@ -211,6 +212,8 @@ def write_current(
     store: MemoryStore | None,
     write_model: Callable[[Path], None] | None,
     layout: Layout | None = None,
+    *,
+    graphs: bool = True,
 ) -> tuple[Version, Layout | None]:
     """Write a model and all items and rows of a store to new files, and name them in the database.
 
@@ -225,7 +228,15 @@ def write_current(
             connection.execute(f"DELETE FROM {table}")  # noqa: S608
         layout = None if store is None else _write_items(connection, folder, name, store)
     if write_model is not None:
-        version = write_files(folder, name, write_model)
+
+        def write_version(path: Path) -> None:
+            for task, index in store.indexes.items() if store is not None and graphs else ():
+                if index.graph is not None:
+                    index.graph.write(path / f"{task}.hnsw")
+                    np.save(path / f"{task}.hnsw.npy", index.graph.keys)
+            write_model(path)
+
+        version = write_files(folder, name, write_version)
     else:
         assert previous is not None
         version = previous
@@ -375,17 +386,11 @@ def read_current_layout(connection: Connection, folder: Path) -> tuple[Version, 
     return version, layout
 
 
-# Graphs, which are read only from a folder that is trusted
-
-
-def write_graph(folder: Path, task: Task, index: VectorIndex) -> None:
-    if index.graph is not None:
-        index.graph.write(folder / f"{task}.hnsw")
-        np.save(folder / f"{task}.hnsw.npy", index.graph.keys)
-
-
 def read_graph(folder: Path, task: Task, index: VectorIndex) -> bool:
-    """Use the stored graph of an index, unless it lacks too many of its items; return whether it is used."""
+    """Use the stored graph of an index, unless it lacks too many of its items; return whether it is used.
+
+    Graphs are read only from a folder that is trusted.
+    """
     names = f"{task}.hnsw", f"{task}.hnsw.npy"
     files = ModelFiles(folder, read_entries(folder) or {})
     if not all(name in files for name in names):
@@ -394,5 +399,5 @@ def read_graph(folder: Path, task: Task, index: VectorIndex) -> bool:
     known = map_npy(keys)
     if np.isin(index.keys, known).mean() < _GRAPH_COVERS:
         return False
-    index.use_graph(Graph.read(graph, known, index.dimension))
+    index.graph = Graph.read(graph, known, index.dimension)
     return True

@@ -61,7 +61,6 @@ from diptych.retrieval.stores._files import (
     update_items,
     write_current,
     write_folder,
-    write_graph,
     write_layout,
 )
 from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
@@ -131,13 +130,7 @@ class FolderStore:
         store are left out.
         """
         folder = check_writable(folder)
-
-        def write_files(path: Path) -> None:
-            for task, index in store.indexes.items() if graphs else ():
-                write_graph(path, task, index)
-            write_model(path)
-
-        version, layout = write_folder(folder, store, write_files)
+        version, layout = write_folder(folder, store, write_model, graphs=graphs)
         assert layout is not None
         return cls(folder, loaded=Loaded(version, layout, store))
 
@@ -295,17 +288,10 @@ class FolderStore:
             return MemoryStore(loaded.layout.kind, loaded.layout.dtype).replace(make)
         with self._transaction(version) as (connection, loaded):
             contents = make()
-            store = loaded.store
-            if not contents.same_vectors:
+            store, layout = loaded.store, loaded.layout if contents.same_vectors else None
+            if layout is None:
                 store = store.replace(lambda: contents, version)
-
-            def write_model(folder: Path) -> None:
-                for task, index in store.indexes.items():
-                    write_graph(folder, task, index)
-                contents.write_model(folder)
-
-            stays = loaded.layout if contents.same_vectors else None
-            self._put_in_use(connection, store, write_model, stays)
+            self._put_in_use(connection, store, contents.write_model, layout)
         self._tidy()
         return self
 
