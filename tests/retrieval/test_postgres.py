@@ -82,26 +82,6 @@ class TestSharing:
         assert ids(hits) == [best]
 
 
-class TestVersions:
-    """What a store does while another process replaces its model."""
-
-    @pytest.fixture
-    def stores(self, fresh, rng):
-        address, rows = fresh(), unit_rows(rng, 30, 4)
-        return fill(PostgresStore(address, create=True), rows), PostgresStore(address), rows
-
-    def test_only_the_files_asked_for_are_written(self, stores, database, tmp_path):
-        one, _, _ = stores
-        schema = Address.parse(one.address).schema
-        with database.connect() as connection:
-            connection.execute(f"INSERT INTO {schema}.files VALUES (1, '../outside', 0, 'x')")
-            connection.execute(f"INSERT INTO {schema}.files VALUES (1, 'other', 0, 'x')")
-        with one.model_files(["config.json", "missing"]) as (folder, version):
-            assert version == "1"
-            assert [path.name for path in folder.rglob("*")] == ["config.json"]
-            assert not (folder.parent / "outside").exists()
-
-
 class TestFolders:
     def test_a_folder_only_points_to_the_database(self, filled, tmp_path):
         retriever, address, x, y = filled
@@ -212,6 +192,16 @@ class TestHostile:
             Retriever.connect(address).search(y[0])
         assert "\n" not in str(caught.value)
         assert "/tmp" not in str(caught.value).replace(address.partition("host=")[2], "")
+
+    def test_only_the_files_asked_for_are_written(self, filled, database):
+        retriever, address, _, _ = filled
+        with database.connect() as connection:
+            for name in ("../outside", "other"):
+                connection.execute(f"INSERT INTO {schema_of(address)}.files VALUES (1, '{name}', 0, 'x')")
+        with retriever.store.model_files(["config.json", "missing"]) as (folder, version):
+            assert version == "1"
+            assert [path.name for path in folder.rglob("*")] == ["config.json"]
+            assert not (folder.parent / "outside").exists()
 
     def test_features_of_another_length_are_refused(self, filled, database):
         retriever, address, x, y = filled

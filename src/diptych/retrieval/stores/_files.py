@@ -329,25 +329,21 @@ def tidy(database: Database) -> None:
 
     This is done alone, because others may be writing theirs; if it fails, the next writer does it.
     """
-    with suppress(UnavailableError, OSError):
-        _tidy(database)
-        database.fold_log()
-
-
-def _tidy(database: Database) -> None:
     folder = database.folder
-    with database.writing() as connection:
-        current, layout = read_version(folder, connection), read_layout(connection, folder)
-        if current is not None:
-            others = [path for path in (folder / VERSIONS).iterdir() if VERSION_ID.fullmatch(path.name)]
-            for name in FOR_PEOPLE:
-                _show(current.path / name, folder / name, [path / name for path in others])
-        remove_others(folder, current)
-        for path in (folder / ROWS).iterdir():
-            match = _ROW_FILE.fullmatch(path.name)
-            if match is not None and (layout is None or match[1] != layout.name):
-                with suppress(OSError):  # on Windows, a file that is mapped
-                    path.unlink()
+    with suppress(UnavailableError, OSError):
+        with database.writing() as connection:
+            current, layout = read_version(folder, connection), read_layout(connection, folder)
+            if current is not None:
+                others = [path for path in (folder / VERSIONS).iterdir() if VERSION_ID.fullmatch(path.name)]
+                for name in FOR_PEOPLE:
+                    _show(current.path / name, folder / name, [path / name for path in others])
+            remove_others(folder, current)
+            for path in (folder / ROWS).iterdir():
+                match = _ROW_FILE.fullmatch(path.name)
+                if match is not None and (layout is None or match[1] != layout.name):
+                    with suppress(OSError):  # on Windows, a file that is mapped
+                        path.unlink()
+        database.fold_log()
 
 
 def _show(new: Path, shown: Path, previous: Iterable[Path]) -> None:

@@ -322,10 +322,7 @@ def _load_version(
     ``previous`` is the version whose items and dtype stay; None: the contents bring new items. ``on_begin``
     is called with the name of the new version before it can be in use.
     """
-    schema, graph = address.schema, address.index == "hnsw"
-    if previous is not None:
-        dtype, graph = previous.dtype, graph if address.index else previous.graph
-    new = insert_version(connection, schema, contents, dtype, graph, previous)
+    new = insert_version(connection, address, contents, dtype, previous)
     on_begin(new.name)
     rows = Rows(connection, new)
     try:
@@ -336,11 +333,11 @@ def _load_version(
             first_new_key = previous.first_new_key or 0
     except BaseException:
         with suppress(psycopg.Error):
-            drop_unused(connection, schema, wait=False)
+            drop_unused(connection, address.schema, wait=False)
         raise
     put_in_use(connection, new, first_new_key)
     with suppress(psycopg.Error):  # whatever remains is dropped next time
-        drop_unused(connection, schema, wait=False)
+        drop_unused(connection, address.schema, wait=False)
 
 
 def _fill_tables(rows: Rows, address: Address, contents: Contents, previous: Version | None) -> None:
