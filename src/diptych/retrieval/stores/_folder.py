@@ -418,6 +418,7 @@ class FolderStore:
         """Return a store in memory of the items, and of the rows of the files."""
         source = self._database.path
         table = ItemTable(places=self.reading.places(layout, self.folder))
+        table.check_new(items)
         table.add(items, all_keys)
         if table.next_key > layout.next_key or layout.learned > layout.next_key:
             raise InputError(f"{source} has items with keys that were not given yet; restore the file.")

@@ -61,6 +61,7 @@ class ItemTable:
         self._captions: dict[str, list[int]] = {}
         self._columns = {view: Columns(view, self._items) for view in VIEWS}
         self.next_key = 0
+        self.check_new(items)
         self.add(items)
 
     def __len__(self) -> int:
@@ -132,17 +133,11 @@ class ItemTable:
                 if (key := self._keys.get(item.id)) is not None and key not in replacing:
                     raise TakenError(item.id)
 
-    def add(
-        self,
-        items: Sequence[Item | StoredItem],
-        keys: Keys | None = None,
-        replacing: Collection[int] = (),
-    ) -> Keys:
+    def add(self, items: Sequence[Item | StoredItem], keys: Keys | None = None) -> Keys:
         """Add items under ``keys``, none of which was used before; None: under the next ones. Return them.
 
-        Items under the keys ``replacing``, which have the same ids, are to be removed next.
+        Others with the same ids are to be removed next; see ``check_new``.
         """
-        self.check_new(items, replacing)
         if keys is None:
             keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
         pairs = list(zip(keys.tolist(), items, strict=True))
@@ -293,7 +288,7 @@ class MemoryStore:
         replaced = self.table.keys_of(item.id for item in items)
         self._replaced += len(replaced) > 0  # odd while items are being replaced
         # The item before its vector, so that no search meets a vector without its item.
-        keys = self.table.add(items, keys, set(replaced.tolist()))
+        keys = self.table.add(items, keys)
         if view in self.kept and features is not None:
             self.kept[view].add(keys, features, replaced)
         elif view in self.kept:
@@ -425,6 +420,7 @@ class MemoryStore:
             if refit:
                 keys = np.array([table.key(item.id) for item in block.items], np.int64)
             else:
+                table.check_new(block.items)
                 keys = table.add(block.items)
                 if block.view in kept and block.features is not None:
                     kept[block.view].add(keys, block.features)
