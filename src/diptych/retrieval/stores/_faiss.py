@@ -11,16 +11,13 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import faiss
 import numpy as np
 
 from diptych._checks import InputError, check_choice
-from diptych.retrieval.stores._base import FIRST_STEP, measure_recall, search_in_steps
-
-Floats: TypeAlias = np.ndarray[Any, Any]
-Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+from diptych.retrieval.stores._base import FIRST_STEP, Floats, Keys, measure_recall, search_in_steps
 
 DTYPES = ("float32", "float16")
 

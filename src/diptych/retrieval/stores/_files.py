@@ -60,9 +60,9 @@ from diptych._persistence import (
     replace_file,
 )
 from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PlacesConfig, StoredItem, View, parse_items
-from diptych.retrieval.stores._base import Floats
+from diptych.retrieval.stores._base import Floats, Keys
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
-from diptych.retrieval.stores._memory import Keys, MemoryStore
+from diptych.retrieval.stores._memory import MemoryStore
 
 ROWS = "rows"
 FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")

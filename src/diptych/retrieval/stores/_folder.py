@@ -40,6 +40,7 @@ from diptych.retrieval.stores._base import (
     Change,
     Contents,
     Floats,
+    Keys,
     Listing,
     Matches,
     ModelChanged,
@@ -63,7 +64,7 @@ from diptych.retrieval.stores._files import (
     write_folder,
     write_layout,
 )
-from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
+from diptych.retrieval.stores._memory import ItemTable, MemoryStore
 
 COMPACTED = 1024
 """Rows from which a file is written again once more than half of it are holes."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from diptych.retrieval.stores._base import (
     Change,
     Contents,
     Floats,
+    Keys,
     Listing,
     Matches,
     State,
@@ -39,8 +40,6 @@ from diptych.retrieval.stores._base import (
 )
 from diptych.retrieval.stores._columns import Columns
 from diptych.retrieval.stores._faiss import DTYPES, VectorIndex
-
-Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 KINDS = ("flat", "hnsw")
 

@@ -30,6 +30,7 @@ from diptych.retrieval.stores._base import (
     Block,
     Change,
     Floats,
+    Keys,
     Listing,
     Matches,
     TakenError,
@@ -38,7 +39,6 @@ from diptych.retrieval.stores._base import (
 from diptych.retrieval.stores.postgres._connection import Connection
 from diptych.retrieval.stores.postgres._schema import MAX_GRAPH_DIMENSION, Version, cast_for_graph
 
-Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Row: TypeAlias = tuple[Any, ...]
 Choice: TypeAlias = tuple[sql.Composable, dict[str, Any]]
 """A condition on rows in SQL, and the values of its placeholders."""

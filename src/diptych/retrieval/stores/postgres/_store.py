@@ -175,8 +175,12 @@ class PostgresStore:
     ) -> Iterator[T]:
         """Iterate over what ``read`` returns with the keys of a page, from the next key on."""
         first = 0
+
+        def read_next(rows: Rows) -> tuple[list[int], T]:
+            return read(rows, first)
+
         while True:
-            keys, page = self._read(lambda rows, first=first: read(rows, first), version)  # type: ignore[misc]
+            keys, page = self._read(read_next, version)
             if keys:
                 yield page
             if len(keys) < PAGE:
