@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 
 import numpy as np
@@ -253,17 +254,23 @@ def test_dates_are_strings_in_the_order_of_time():
     assert [iso_string(each) for each in local] == sorted(iso_string(each) for each in local)
 
 
-@given(st.lists(st.tuples(METADATA, st.lists(st.integers(0, 30), max_size=4), FILTERS), max_size=6))
-def test_columns_follow_additions_and_removals(steps):
+KEYS = st.lists(st.integers(0, 30), max_size=4, unique=True)
+
+
+@given(st.lists(st.tuples(METADATA, KEYS, KEYS, FILTERS), max_size=6))
+def test_columns_follow_additions_changes_and_removals(steps):
     table, chosen = ItemTable(), []
-    for number, (metadata, removed, where) in enumerate(steps):
+    for number, (metadata, changed, removed, where) in enumerate(steps):
         table.add(
             [
                 Item(f"{number} {i}", "image" if i % 3 else "text", metadata=own)
                 for i, own in enumerate(metadata)
             ]
         )
-        table.remove([key for key in set(removed) if table.get(key) is not None])
+        for key in changed:
+            if (item := table.get(key)) is not None:
+                table.change(key, replace(item, metadata=metadata[key % len(metadata)]))
+        table.remove([key for key in removed if table.get(key) is not None])
         chosen.append(parse_filter(where))
         for each in chosen:
             for view in ("image", "text"):

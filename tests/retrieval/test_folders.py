@@ -45,56 +45,6 @@ def names_in(folder):
 
 
 class TestSharing:
-    def test_each_sees_what_the_others_have_changed_at_its_next_search(self, folder, made):
-        one, two = (Retriever.load(folder, mmap=mmap) for mmap in (False, True))
-        add(one, made, "new")
-        assert two.search(made.y[0], k=99, where=["new"])[0].id == "new"
-        assert {"new", "new#0"} <= {item.id for item in made.retriever.store.items(new=True)}
-        two.remove(["3", "new"])
-        assert one.item("new") is made.retriever.item("new#0") is None
-        with pytest.raises(InputError, match="there is no item 'new'"):
-            one.search(made.y[0], where=["new"])
-        add(two, made, "3")
-        assert one.search(made.y[0], k=99, where=["3"])[0].id == "3"
-        assert len(one.search(made.y[0], k=99)) == len(two.search(made.y[0], k=99)) == 60
-        assert one.store.count() == Retriever.load(folder).store.count()
-
-    def test_an_id_is_given_once(self, folder, made):
-        one, two = Retriever.load(folder), Retriever.load(folder)
-        add(one, made, "taken")
-        with pytest.raises(InputError, match="'taken' is in the index already"):
-            add(two, made, "taken")
-        assert one.add(made.x[:1]) != two.add(made.x[:1])  # numbers are chosen
-        assert two.store.count("image") == 63
-
-    @pytest.mark.parametrize("mmap", [False, True])
-    def test_a_refit_of_another_process_is_searched_with_and_learns_from_the_pairs_of_all(
-        self, folder, made, same_answers, mmap
-    ):
-        one, two = Retriever.load(folder, mmap=mmap), Retriever.load(folder, mmap=mmap)
-        add(one, made, "a")
-        add(two, made, "b")
-        before = two.version
-        one.refit()
-        assert one.info()["facts"]["refitted"] == {"pairs": 122, "before": 120}
-        same_answers(two, one, made.x[:10], made.y[:20])
-        assert two.version == one.version != before
-        two.refit()
-        assert one.info()["facts"]["refitted"] == {"pairs": 122, "before": 122}
-        same_answers(Retriever.load(folder, mmap=mmap), two, made.x[:10], made.y[:20])
-
-    def test_a_fit_replaces_everything_also_with_features_of_another_width(self, folder, made, make):
-        mine = Retriever.load(folder)
-        add(mine, made, "mine")
-        newer = make(seed=2, shape={"m_x": 9})
-        newer.retriever.save(folder)
-        assert "mine" not in ids(folder)
-        assert len(mine.annotate(newer.x[0], k=999)) == 120
-        with pytest.raises(InputError, match="expects 9|has 8 features"):
-            mine.annotate(made.x[0])
-        mine.add(newer.x[:1], ids=["again"])
-        assert newer.retriever.item("again") is not None
-
     def test_another_encoder_is_an_error_that_says_so(self, make, tmp_path):
         class Ones:
             dimension = 8
@@ -128,9 +78,9 @@ class TestSharing:
         def full(*args):
             raise OSError(28, "No space left on device")
 
-        for name in ("write_layout", "open_rows", "insert_items"):
+        for place, name in ((_folder, "write_layout"), (_files.RowFile, "write"), (_folder, "insert_items")):
             with monkeypatch.context() as patched:
-                patched.setattr(_folder, name, full)
+                patched.setattr(place, name, full)
                 with pytest.raises(OSError, match="No space"):
                     add(mine, made, "new")
         with monkeypatch.context() as patched:

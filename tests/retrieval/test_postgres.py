@@ -4,14 +4,14 @@ import re
 
 import numpy as np
 import pytest
+from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych.retrieval._filters import Filter, parse_filter
 from diptych.retrieval.stores.postgres import PostgresStore
-from diptych.retrieval.stores.postgres import _rows as vectors_module
 from diptych.retrieval.stores.postgres._connection import Address
-from diptych.retrieval.stores.postgres._rows import filter_condition
+from diptych.retrieval.stores.postgres._rows import Rows
 from filled_stores import fill, unit_rows
 from saved_files import files_of
 from tolerance import assert_same_hits, rounding
@@ -27,11 +27,11 @@ def schema_of(address):
 
 
 @pytest.fixture
-def filled(views, fresh):
+def filled(make, fresh):
     """A retriever in a schema of its own, the address, and the features."""
-    x, y, pairing = views()
     address = fresh()
-    return Retriever.from_features(x, y, pairing, model=AWCCA(**MODEL), index=address), address, x, y
+    made = make(index=address)
+    return made.retriever, address, made.x, made.y
 
 
 def ids(hits):
@@ -39,59 +39,9 @@ def ids(hits):
 
 
 class TestSharing:
-    def test_additions_and_removals_are_seen_by_others(self, filled):
-        one, address, x, y = filled
-        other = Retriever.connect(address)
-        one.add(x[:1], y[:1], ids=["new"], metadata={"new": {"by": "one"}})
-        assert other.search(y[0], k=100, where={"by": "one"})[0].id == "new"
-        assert_same_hits(other.annotate(x[0], k=100), one.annotate(x[0], k=100), rounding(np.float32, 8))
-        other.remove("new")
-        assert "new" not in ids(one.search(y[0], k=100))
-        with pytest.raises(InputError, match="no item 'new'"):
-            one.remove("new")
-
-    @pytest.mark.parametrize("times", [1, 3])
-    def test_refits_are_noticed_by_the_next_call_of_every_kind(self, filled, times):
-        one, address, x, y = filled
-        one.add(x[:1], ids=["old"], metadata={"old": {"kind": "old"}})
-        rng = np.random.default_rng(0)
-        calls = {
-            "search": lambda r: r.search(y[0], k=5),
-            "filtered": lambda r: r.search(y[0], k=5, where={"kind": "new"}),
-            "function": lambda r: r.search(y[0], k=5, where=lambda item: item.id.startswith("new")),
-            "ids": lambda r: r.search(y[0], k=5, where=["1", "2"]),
-            "annotate": lambda r: r.annotate(x[0], k=5),
-            "similar": lambda r: r.similar(image=x[0], k=5),
-            "embed": lambda r: r.embed_images(x[:3]).tolist(),
-            "info": lambda r: r.info(),
-        }
-        others = {name: Retriever.connect(address) for name in calls}
-        before = {name: call(others[name]) for name, call in calls.items()}
-        names = [f"new {i}" for i in range(30)]
-        more = x[:30] + rng.normal(size=(30, 8)), y[:30] + rng.normal(size=(30, 7))
-        one.add(*more, ids=names, metadata={name: {"kind": "new"} for name in names})
-        for _ in range(times):
-            one.refit()
-        for name, call in calls.items():
-            result = call(others[name])
-            assert result == call(one), name
-            assert result != before[name], name
-
-    def test_a_refit_includes_the_refit_of_another_process(self, filled):
-        one, address, x, y = filled
-        other = Retriever.connect(address)
-        one.add(x[:5], y[:5], ids=[f"first {i}" for i in range(5)])
-        one.refit()
-        other.add(x[:7], y[:7], ids=[f"second {i}" for i in range(7)])
-        other.refit()
-        assert one.info()["facts"]["refitted"] == {"pairs": 120 + 5 + 7, "before": 120 + 5}
-
-    def test_a_fit_of_another_process_replaces_everything_at_once(self, filled, views, database):
+    def test_the_tables_of_replaced_versions_are_dropped(self, filled, make, database):
         one, address, _, _ = filled
-        x, y, pairing = views(seed=2, n=50)
-        names = [f"other {i}" for i in range(50)]
-        Retriever.from_features(x, y, pairing, ids=names, model=AWCCA(**MODEL), index=address)
-        assert set(ids(one.search(y[0], k=500))) == set(names)
+        make(seed=2, index=address)
         for _ in range(3):
             one.refit()
         tables = [name for name in database.tables(schema_of(address)) if name[-1].isdigit()]
@@ -130,26 +80,6 @@ class TestSharing:
         best = retriever.search(y[0], k=1)[0].id
         hits = retriever.search(y[0], where=lambda item: item.id == retriever.search(y[0], k=1)[0].id)
         assert ids(hits) == [best]
-
-
-class TestVersions:
-    """What a store does while another process replaces its model."""
-
-    @pytest.fixture
-    def stores(self, fresh, rng):
-        address, rows = fresh(), unit_rows(rng, 30, 4)
-        return fill(PostgresStore(address, create=True), rows), PostgresStore(address), rows
-
-    def test_only_the_files_asked_for_are_written(self, stores, database, tmp_path):
-        one, _, _ = stores
-        schema = Address.parse(one.address).schema
-        with database.connect() as connection:
-            connection.execute(f"INSERT INTO {schema}.files VALUES (1, '../outside', 0, 'x')")
-            connection.execute(f"INSERT INTO {schema}.files VALUES (1, 'other', 0, 'x')")
-        with one.model_files(["config.json", "missing"]) as (folder, version):
-            assert version == "1"
-            assert [path.name for path in folder.rglob("*")] == ["config.json"]
-            assert not (folder.parent / "outside").exists()
 
 
 class TestFolders:
@@ -263,6 +193,16 @@ class TestHostile:
         assert "\n" not in str(caught.value)
         assert "/tmp" not in str(caught.value).replace(address.partition("host=")[2], "")
 
+    def test_only_the_files_asked_for_are_written(self, filled, database):
+        retriever, address, _, _ = filled
+        with database.connect() as connection:
+            for name in ("../outside", "other"):
+                connection.execute(f"INSERT INTO {schema_of(address)}.files VALUES (1, '{name}', 0, 'x')")
+        with retriever.store.model_files(["config.json", "missing"]) as (folder, version):
+            assert version == "1"
+            assert [path.name for path in folder.rglob("*")] == ["config.json"]
+            assert not (folder.parent / "outside").exists()
+
     def test_features_of_another_length_are_refused(self, filled, database):
         retriever, address, x, y = filled
         with database.connect() as connection:
@@ -285,10 +225,10 @@ def used_graph(store, query, where, *, graph=True):
     """Return the name of the graph that the server uses for a search; None if it compares all vectors."""
 
     def explain(connection):
-        version = store._version
-        condition, values = filter_condition(connection, version, where)
-        statement = vectors_module.search_statement(version, "search", condition, graph=graph)
-        vector = vectors_module.Vector if version.dtype == "float32" else vectors_module.HalfVector
+        rows = Rows(connection, store._version)
+        condition, values = rows.condition(where)
+        statement = rows.search_statement("search", condition, graph=graph)
+        vector = Vector if store.dtype == "float32" else HalfVector
         values |= {"query": vector(query), "k": 10, "candidates": 40}
         return connection.execute(sql.SQL("EXPLAIN ") + statement, values).fetchall()
 

@@ -11,8 +11,9 @@ import pytest
 
 from diptych import AWCCA, InputError, Retriever
 from diptych._checks import UnavailableError
+from diptych.retrieval.stores import read_address
 from diptych.retrieval.stores._base import RefusedError
-from diptych.retrieval.stores.postgres import PostgresStore, read_saved_address
+from diptych.retrieval.stores.postgres import PostgresStore
 from diptych.retrieval.stores.postgres._connection import Address, Connections, _configure
 from filled_stores import fill, unit_rows
 from saved_files import edit_config
@@ -79,7 +80,7 @@ class TestAddress:
             "postgresql://me:secret@host:5433/db?schema=mine&ef_search=77&sslmode=require"
         )
         assert address.public == "postgresql://me@host:5433/db?sslmode=require&schema=mine&ef_search=77"
-        assert read_saved_address(address.public) == address.public
+        assert read_address(address.public) == address.public
         assert "secret" not in repr(address)
 
     def test_a_missing_driver_is_named_with_the_command_that_installs_it(self, monkeypatch):

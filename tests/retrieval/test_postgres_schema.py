@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import psycopg
 import pytest
 
@@ -40,13 +41,16 @@ def columns(database, address):
 
 
 class TestMigrations:
-    def test_an_older_schema_is_migrated_and_keeps_its_rows(self, database, store, address, monkeypatch):
+    def test_an_older_schema_keeps_its_rows_and_gets_the_tables_of_a_new_one(
+        self, database, store, address, fresh, monkeypatch
+    ):
         monkeypatch.setattr(schema_module, "MIGRATIONS", (*MIGRATIONS, LATER))
-        later = PostgresStore(address)
-        assert later.count() == 30
-        assert "later" in database.tables(schema_of(address))
+        assert PostgresStore(address).count() == 30
         versions = database.ask(f"SELECT version FROM {schema_of(address)}.schema_version ORDER BY 1")
         assert versions == [(number + 1,) for number in range(len(MIGRATIONS) + 1)]
+        fill(PostgresStore(new := fresh(), create=True), np.eye(4, dtype=np.float32))
+        assert columns(database, address) == columns(database, new)
+        assert ("later", "id", "bigint") in columns(database, address)
 
     def test_the_first_schema_is_migrated(self, database, store, address, rng):
         """Its tables of vectors had a column for lengths; it counted changes and kept two versions."""
@@ -63,15 +67,6 @@ class TestMigrations:
         opened.add([Block("image", [Item("new", "image")], rows)], opened.state().version)
         assert opened.search("search", rows, 1, None, "1")[0][0][0].id == "new"
         assert columns(database, address) == expected
-
-    def test_a_migrated_schema_has_the_tables_of_a_new_one(self, database, fresh, monkeypatch):
-        first, second = fresh(), fresh()
-        PostgresStore(first, create=True).state()
-        monkeypatch.setattr(schema_module, "MIGRATIONS", (*MIGRATIONS, LATER))
-        for address in (first, second):
-            PostgresStore(address, create=True).state()
-        assert columns(database, first) == columns(database, second)
-        assert len(columns(database, first)) > 10
 
     def test_processes_that_migrate_at_the_same_time_do_it_once(self, database, address):
         errors = []
@@ -98,15 +93,15 @@ class TestMigrations:
         with pytest.raises(InputError, match="install a newer version of diptych"):
             PostgresStore(address).state()
 
-    def test_a_database_without_a_model_stays_as_it_is(self, database, address):
-        with pytest.raises(InputError, match="holds no model in the schema"):
-            PostgresStore(address).state()
-        assert database.tables(schema_of(address)) == []
+    def test_only_a_fit_creates_tables(self, database, address):
+        def check_refused():
+            with pytest.raises(InputError, match="holds no model in the schema"):
+                PostgresStore(address).state()
 
-    def test_a_new_schema_has_an_empty_state(self, address):
+        check_refused()
+        assert database.tables(schema_of(address)) == []
         assert PostgresStore(address, create=True).state().version == ""
-        with pytest.raises(InputError, match="holds no model in the schema"):
-            PostgresStore(address).state()
+        check_refused()
 
 
 class TestRights:

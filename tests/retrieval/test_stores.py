@@ -1,6 +1,7 @@
 """Every store keeps the promises of the store protocol, whatever it is built on."""
 
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -202,36 +203,25 @@ def test_steps_stop_when_there_are_enough_or_no_more():
     assert asked[-1] == ([1], 16 * FIRST_STEP)
 
 
-def test_a_filter_by_ids_ignores_those_that_are_unknown_or_of_the_other_view(filled):
-    queries = queries_of("search")
-    wanted = {"i3", "i8", "i21"}
-    where = Filter(frozenset({*wanted, TEXTS[0], "nobody"}))
-    matches = filled.store.search("search", queries, 9, where, filled.version)
-    assert_matches(matches, expected("search", queries, wanted), 9)
-    nothing = filled.store.search("search", queries, 9, Filter(frozenset()), filled.version)
-    assert nothing == [[]] * len(queries)
-
-
-def test_a_filter_by_metadata(filled):
-    for where, fits in (
-        ({"colour": "blue"}, lambda n: n % 3 == 0),
-        ({"colour": ["blue", "red"], "n": [4, 5, 6]}, lambda n: n in (4, 5, 6)),
-        ({"colour": "blue", "n": 4}, lambda n: False),
-        ({"n": 4.0}, lambda n: n == 4),
-        ({"n": [4, *range(100, 200)]}, lambda n: n == 4),
-        ({"n": True}, lambda n: False),
-        ({}, lambda n: True),
-    ):
-        queries, wanted = queries_of("search"), {f"i{n}" for n in range(30) if fits(n)}
-        matches = filled.store.search("search", queries, 99, parse_filter(where), filled.version)
-        assert_matches(matches, expected("search", queries, wanted), 99)
-
-
-def test_a_filter_by_ids_and_metadata(filled):
-    queries, ids = queries_of("search"), {"i3", "i4", "i6", "i7"}
-    where = Filter(frozenset(ids), parse_filter({"colour": "blue"}).condition)
-    matches = filled.store.search("search", queries, 99, where, filled.version)
-    assert_matches(matches, expected("search", queries, {"i3", "i6"}), 99)
+@pytest.mark.parametrize(
+    ("ids", "where", "fits"),
+    [
+        # Ids that are unknown or of the other view are ignored.
+        ({"i3", "i8", "i21", TEXTS[0], "nobody"}, {}, lambda n: n in (3, 8, 21)),
+        (set(), {}, lambda n: False),
+        (None, {"colour": ["blue", "red"], "n": [4, 5, 6]}, lambda n: n in (4, 5, 6)),
+        (None, {"colour": "blue", "n": 4}, lambda n: False),
+        (None, {"n": [4.0, *range(100, 200)]}, lambda n: n == 4),
+        (None, {"n": True}, lambda n: False),
+        (None, {}, lambda n: True),
+        ({"i3", "i4", "i6", "i7"}, {"colour": "blue"}, lambda n: n in (3, 6)),
+    ],
+)
+def test_filters_by_ids_and_metadata(filled, ids, where, fits):
+    queries, wanted = queries_of("search"), {f"i{n}" for n in range(30) if fits(n)}
+    chosen = Filter(None if ids is None else frozenset(ids), parse_filter(where).condition)
+    matches = filled.store.search("search", queries, 99, chosen, filled.version)
+    assert_matches(matches, expected("search", queries, wanted), 99)
 
 
 def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
@@ -324,28 +314,38 @@ def test_names_of_any_kind_are_stored(filled):
         assert filled.store.remove([name]) == 2
 
 
-def test_threads_search_while_one_adds_and_removes(filled):
+@contextmanager
+def searching(filled, check, n_threads):
+    """Let threads search for all images and check their ids, again and again."""
     stop, errors, query = threading.Event(), [], queries_of("search", 1)
 
     def repeat():
         try:
             while not stop.is_set():
                 (own,) = filled.store.search("search", query, 999, None, filled.version)
-                assert len({item.id for item, _ in own}) == len(own) >= len(IMAGES)
+                check([item.id for item, _ in own])
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=repeat) for _ in range(3)]
+    threads = [threading.Thread(target=repeat) for _ in range(n_threads)]
     for thread in threads:
         thread.start()
-    for i in range(15):
-        filled.store.add([make_block("image", [f"new {i}"], i)], filled.version)
-        if i % 2:
-            filled.store.remove([f"new {i}"])
+    yield
     stop.set()
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_threads_search_while_one_adds_and_removes(filled):
+    def check(ids):
+        assert len(set(ids)) == len(ids) >= len(IMAGES)
+
+    with searching(filled, check, 3):
+        for i in range(15):
+            filled.store.add([make_block("image", [f"new {i}"], i)], filled.version)
+            if i % 2:
+                filled.store.remove([f"new {i}"])
     assert filled.store.count("image") == len(IMAGES) + 8
 
 
@@ -529,23 +529,12 @@ def test_items_are_replaced_by_those_with_their_ids(filled):
 
 
 def test_no_search_misses_an_item_that_is_being_replaced(filled):
-    stop, errors, query = threading.Event(), [], queries_of("search", 1)
+    def check(ids):
+        assert sorted(ids) == sorted(IMAGES)
 
-    def repeat():
-        try:
-            while not stop.is_set():
-                (own,) = filled.store.search("search", query, 999, None, filled.version)
-                assert sorted(item.id for item, _ in own) == sorted(IMAGES)
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    for i in range(20):
-        filled.store.add([make_block("image", ["i7", "i9"], i)], filled.version, replace=True)
-    stop.set()
-    thread.join()
-    assert errors == []
+    with searching(filled, check, 1):
+        for i in range(20):
+            filled.store.add([make_block("image", ["i7", "i9"], i)], filled.version, replace=True)
 
 
 def test_more_items_than_are_read_at_a_time(empty):

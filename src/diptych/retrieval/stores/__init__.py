@@ -31,11 +31,11 @@ def open_store(index: Any, dtype: str = "float32", *, create: bool = True) -> St
 
 
 def read_address(address: Any) -> str:
-    """Return the address of the database that a model folder points to, checked."""
+    """Return the address in a model folder; anything but the place of a database is an ``InputError``."""
     _import_driver()
-    from diptych.retrieval.stores.postgres import read_saved_address
+    from diptych.retrieval.stores.postgres._connection import Address
 
-    return read_saved_address(address)
+    return Address.parse_saved(address).public
 
 
 def _import_driver() -> None:

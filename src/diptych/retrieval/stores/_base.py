@@ -20,12 +20,10 @@ from diptych.retrieval._filters import Filter
 from diptych.retrieval._items import Item, View
 
 Floats: TypeAlias = np.ndarray[Any, Any]
-
+Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 FIRST_STEP = 100
 """Hits that an approximate index is asked for at least; a search for no more is one search of it."""
-
-_GROWTH = 2
 
 T = TypeVar("T")
 
@@ -168,8 +166,15 @@ def search_in_steps(
             seen[place].update(map(key, hits))
             if len(hits) == size and len(results[place]) < k:
                 unfinished.append(place)
-        size, places = _GROWTH * size, unfinished
+        size, places = 2 * size, unfinished
     return [hits[:k] for hits in results]
+
+
+def measure_recall(exact: Iterable[Iterable[int]], approximate: Iterable[Iterable[int]]) -> float:
+    """Return the share of the exact results of all queries that an approximate index found."""
+    pairs = [(set(best), set(found)) for best, found in zip(exact, approximate, strict=True)]
+    total = sum(len(best) for best, _ in pairs)
+    return sum(len(best & found) for best, found in pairs) / total if total else 1.0
 
 
 class Store(Protocol):

@@ -11,16 +11,13 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import faiss
 import numpy as np
 
 from diptych._checks import InputError, check_choice
-from diptych.retrieval.stores._base import FIRST_STEP, search_in_steps
-
-Floats: TypeAlias = np.ndarray[Any, Any]
-Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+from diptych.retrieval.stores._base import FIRST_STEP, Floats, Keys, measure_recall, search_in_steps
 
 DTYPES = ("float32", "float16")
 
@@ -47,14 +44,19 @@ class Graph:
     recall: float = float("nan")  # share of the exact ten best that it returned when it was built
 
     @classmethod
-    def build(cls, blocks: Iterable[Floats], keys: Keys, *, half: bool = False, neighbours: int) -> Graph:
-        """Build a graph over blocks of vectors; ``half`` keeps them as float16."""
-        index: Any = None
-        for block in blocks:
-            if index is None:
-                index = _empty_graph(block.shape[1], half, neighbours)
-            index.add(np.ascontiguousarray(block, np.float32))
-        return cls(index, np.asarray(keys, np.int64))
+    def build(cls, chunks: Sequence[Chunk], neighbours: int) -> Graph:
+        """Build a graph over chunks of vectors, of which there is one at least."""
+        dimension = chunks[0].vectors.shape[1]
+        if chunks[0].vectors.dtype == np.float16:
+            kind = faiss.ScalarQuantizer.QT_fp16
+            index = faiss.IndexHNSWSQ(dimension, kind, neighbours, faiss.METRIC_INNER_PRODUCT)
+            index.is_trained = True  # a float16 quantiser has nothing to learn
+        else:
+            index = faiss.IndexHNSWFlat(dimension, neighbours, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = _EFFORT
+        for chunk in chunks:
+            index.add(np.ascontiguousarray(chunk.vectors, np.float32))
+        return cls(index, _join_keys(chunk.keys for chunk in chunks))
 
     def search(self, queries: Floats, k: int, allowed: Keys | None) -> tuple[Floats, Keys]:
         """Return the largest inner products it finds and their keys, only of ``allowed`` keys (None: all)."""
@@ -92,17 +94,6 @@ class Graph:
         return cls(index, np.asarray(keys, np.int64))
 
 
-def _empty_graph(dimension: int, half: bool, neighbours: int) -> Any:
-    if half:
-        kind = faiss.ScalarQuantizer.QT_fp16
-        index = faiss.IndexHNSWSQ(dimension, kind, neighbours, faiss.METRIC_INNER_PRODUCT)
-        index.is_trained = True  # a float16 quantiser has nothing to learn
-    else:
-        index = faiss.IndexHNSWFlat(dimension, neighbours, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = _EFFORT
-    return index
-
-
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Some vectors and their keys, ascending."""
@@ -116,16 +107,6 @@ class Chunk:
     def at(self, rows: Any) -> Chunk:
         """Return some of the rows."""
         return Chunk(self.vectors[rows], self.keys[rows])
-
-    def only(self, keys: Keys) -> Chunk:
-        """Return the rows with one of these keys, which ascend."""
-        return self.at(_rows_of(self.keys, keys))
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    chunks: tuple[Chunk, ...] = ()
-    graph: Graph | None = None
 
 
 class VectorIndex:
@@ -144,7 +125,8 @@ class VectorIndex:
         check_choice(dtype, DTYPES, "dtype")
         self.dimension, self.dtype = dimension, np.dtype(dtype)
         self._chunk_rows = max(1024, CHUNK_BYTES // (4 * max(1, dimension)))
-        self._state = _State()
+        self.graph: Graph | None = None  # that searches use
+        self._chunks: tuple[Chunk, ...] = ()
         self._spare: Chunk | None = None  # the last chunk's memory, with room for more
         self._lock = threading.Lock()
 
@@ -161,25 +143,20 @@ class VectorIndex:
             first, last = int(rows[some][0]), int(rows[some][-1])
             whole = last - first + 1 == len(rows[some])
             chunks.append(Chunk(vectors[first : last + 1] if whole else vectors[rows[some]], keys[some]))
-        index._state = _State(tuple(chunks))
+        index._chunks = tuple(chunks)
         return index
 
     def __len__(self) -> int:
-        return sum(map(len, self._state.chunks))
-
-    @property
-    def graph(self) -> Graph | None:
-        """The graph that searches use, if there is one."""
-        return self._state.graph
+        return sum(map(len, self._chunks))
 
     @property
     def keys(self) -> Keys:
         """All keys, ascending."""
-        return _join_keys(chunk.keys for chunk in self._state.chunks)
+        return _join_keys(chunk.keys for chunk in self._chunks)
 
     def chunks(self) -> tuple[Chunk, ...]:
         """Return all chunks; they stay as they are while others add and remove."""
-        return self._state.chunks
+        return self._chunks
 
     def add(self, keys: Keys, vectors: Floats, replacing: Keys | None = None) -> None:
         """Add vectors under new keys, each greater than any before it; remove others in the same step."""
@@ -191,14 +168,14 @@ class VectorIndex:
             )
         new = Chunk(self.convert(vectors), keys)
         with self._lock:
-            chunks = list(self._state.chunks if replacing is None else self._without(replacing))
+            chunks = list(self._chunks if replacing is None else self._without(replacing))
             last = int(chunks[-1].keys[-1]) if chunks else -1
             if len(keys) and (int(keys[0]) <= last or np.any(np.diff(keys) <= 0)):
                 raise InputError(f"the key {int(keys[0])} does not follow {last}; keys must ascend.")
             done = 0
             while done < len(keys):
                 done += self._append(chunks, new.at(slice(done, None)))
-            self._state = replace(self._state, chunks=tuple(chunks))
+            self._chunks = tuple(chunks)
 
     def convert(self, vectors: Floats) -> Floats:
         """Return vectors as they are stored; an ``InputError`` if float16 has no such large numbers."""
@@ -212,7 +189,7 @@ class VectorIndex:
         """Remove vectors; return how many."""
         with self._lock:
             before = len(self)
-            self._state = replace(self._state, chunks=tuple(self._without(keys)))
+            self._chunks = tuple(self._without(keys))
             return before - len(self)
 
     def search(
@@ -223,18 +200,17 @@ class VectorIndex:
         If there are fewer than ``k``, keys of −1 follow. Equal products are ordered by key. Only ``allowed``
         keys count, which ascend; None: all. ``exact``: compare all of them, graph or not.
         """
-        state = self._state
+        chunks, graph = self._chunks, None if exact else self.graph
         queries = np.ascontiguousarray(queries, np.float32)
-        graph = None if exact else state.graph
         if graph is None or (allowed is not None and len(allowed) < _FEW * len(graph.keys)):
-            return _search_chunks(state.chunks, queries, k, allowed)
+            return _search_chunks(chunks, queries, k, allowed)
 
         if k <= FIRST_STEP:  # as below, in one step
-            scores, keys = _search_graph(state.chunks, graph, queries, FIRST_STEP, allowed)
+            scores, keys = _search_graph(chunks, graph, queries, FIRST_STEP, allowed)
             return scores[:, :k], keys[:, :k]
 
         def search(places: list[int], size: int) -> list[list[tuple[float, int]]]:
-            scores, keys = _search_graph(state.chunks, graph, queries[places], size, allowed)
+            scores, keys = _search_graph(chunks, graph, queries[places], size, allowed)
             return [
                 [(score, key) for score, key in zip(*row, strict=True) if key >= 0]
                 for row in zip(scores.tolist(), keys.tolist(), strict=True)
@@ -253,30 +229,21 @@ class VectorIndex:
         ``queries`` are compared for that; None: a sample of the vectors. ``neighbours`` are the links of each
         vector.
         """
-        chunks = self.chunks()
+        chunks = self._chunks
         if not chunks:
             raise InputError("the index is empty; add items before a graph is built.")
-        blocks = (np.asarray(chunk.vectors, np.float32) for chunk in chunks)
-        half = self.dtype == np.float16
-        graph = Graph.build(blocks, _join_keys(c.keys for c in chunks), half=half, neighbours=neighbours)
+        graph = Graph.build(chunks, neighbours)
         if queries is None:
             queries = chunks[0].vectors[:: max(1, len(chunks[0]) // 200)][:200]
         queries = np.ascontiguousarray(queries, np.float32)
         k = min(10, len(graph.keys))
         exact, approximate = _search_chunks(chunks, queries, k, None)[1], graph.search(queries, k, None)[1]
-        common = [len(np.intersect1d(a, b)) for a, b in zip(exact, approximate, strict=True)]
-        graph = replace(graph, recall=sum(common) / (k * len(queries)))
-        self.use_graph(graph)
-        return graph
-
-    def use_graph(self, graph: Graph) -> None:
-        """Search through ``graph`` from now on."""
-        with self._lock:
-            self._state = replace(self._state, graph=graph)
+        self.graph = replace(graph, recall=measure_recall(exact.tolist(), approximate.tolist()))
+        return self.graph
 
     def vectors_of(self, keys: Keys) -> Floats:
         """Return the vectors under some keys, which ascend; keys without a vector are left out."""
-        parts = [chunk.only(keys).vectors for chunk in self._state.chunks]
+        parts = [chunk.vectors[_rows_of(chunk.keys, keys)] for chunk in self._chunks]
         return np.concatenate(parts) if parts else np.empty((0, self.dimension), self.dtype)
 
     def last_coordinates(self, keys: Keys) -> Floats:
@@ -293,7 +260,7 @@ class VectorIndex:
         unwanted = np.unique(np.asarray(keys, np.int64))
         kept: list[Chunk] = []
         removed = 0
-        for chunk in self._state.chunks:
+        for chunk in self._chunks:
             stays = np.isin(chunk.keys, unwanted, assume_unique=True, invert=True)
             lost = len(chunk) - int(np.count_nonzero(stays))
             removed += lost
@@ -304,7 +271,7 @@ class VectorIndex:
             if len(rest):
                 kept.append(rest)
         if not removed:
-            return self._state.chunks
+            return self._chunks
         self._spare = None
         return kept
 

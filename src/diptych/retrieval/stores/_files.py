@@ -21,8 +21,9 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Annotated, Any, Literal, TypeAlias
@@ -59,9 +60,9 @@ from diptych._persistence import (
     replace_file,
 )
 from diptych.retrieval._items import TASK_OF, VIEWS, Item, Places, PlacesConfig, StoredItem, View, parse_items
-from diptych.retrieval.stores._base import Floats
+from diptych.retrieval.stores._base import Floats, Keys
 from diptych.retrieval.stores._faiss import Graph, VectorIndex
-from diptych.retrieval.stores._memory import Keys, MemoryStore
+from diptych.retrieval.stores._memory import MemoryStore
 
 ROWS = "rows"
 FOR_PEOPLE = ("README.md", "regularization.png", "reliability.png")
@@ -73,6 +74,41 @@ _GRAPH_COVERS = 0.9  # share of the items that a stored graph must have to be us
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Width: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{VERSION_ID.pattern}\Z")]
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file of rows, one behind the other; which of them are valid is in the database."""
+
+    name: str
+    dtype: np.dtype[Any]
+    width: int
+
+    def write(self, folder: Path, first: int, arrays: Iterable[Floats]) -> None:
+        """Write arrays from a row on; they are on the disk afterwards."""
+        path = folder / ROWS / self.name
+        check_own(folder, f"{ROWS}/{self.name}")
+        with name_in_errors(path), open(path, "r+b" if path.exists() else "xb") as file:
+            file.seek(first * self.width * self.dtype.itemsize)
+            for array in arrays:
+                file.write(np.ascontiguousarray(array, self.dtype).data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def map(self, folder: Path, n: int) -> Floats:
+        """Return the first ``n`` rows, memory-mapped."""
+        path, shape = check_plain_file(folder / ROWS / self.name), (n, self.width)
+        check_own(folder, ROWS)
+        if path.stat().st_size < n * self.width * self.dtype.itemsize:
+            raise InputError(
+                f"{path} is too short for {n} rows of {self.width} numbers; restore the file, or fit again."
+            )
+        return np.memmap(path, self.dtype, "r", shape=shape) if n else np.empty(shape, self.dtype)
+
+    def read(self, folder: Path, rows: Keys) -> Floats:
+        """Return some rows, which ascend."""
+        some: Floats = np.asarray(self.map(folder, int(rows[-1]) + 1)[rows[0] :])[rows - rows[0]]
+        return some
 
 
 class Layout(Schema, frozen=True):
@@ -99,14 +135,15 @@ class Layout(Schema, frozen=True):
         if names != (set(TASKS), set(VIEWS), set(VIEWS)):
             raise InputError(f"expected the tasks {', '.join(TASKS)} and the views {', '.join(VIEWS)}")
 
-    def files(self, view: View) -> dict[Task | View, tuple[str, np.dtype[Any], int]]:
-        """Return name, dtype and width of the files with the rows of a view."""
+    def files(self, view: View) -> dict[Task | View, RowFile]:
+        """Return the files with the vectors and the features of a view."""
         task = TASK_OF[view]
-        files: dict[Task | View, tuple[str, np.dtype[Any], int]] = {
-            task: (f"{self.name}.{task}", np.dtype(self.dtype).newbyteorder("<"), self.dimensions[task])
+        vectors = np.dtype(self.dtype).newbyteorder("<")
+        files: dict[Task | View, RowFile] = {
+            task: RowFile(f"{self.name}.{task}", vectors, self.dimensions[task])
         }
         if self.widths:
-            files[view] = f"{self.name}.{view}", np.dtype("<f4"), self.widths[view]
+            files[view] = RowFile(f"{self.name}.{view}", np.dtype("<f4"), self.widths[view])
         return files
 
 
@@ -136,7 +173,7 @@ def list_files(folder: Path) -> tuple[str, list[str]]:
     """Return the version that a downloaded database names, and its files of rows."""
     with Database(folder, read_only=True).reading() as connection:
         version, layout = read_current_layout(connection, folder)
-    return version.id, [f"{ROWS}/{file}" for view in VIEWS for file, _, _ in layout.files(view).values()]
+    return version.id, [f"{ROWS}/{file.name}" for view in VIEWS for file in layout.files(view).values()]
 
 
 def has_items(folder: Path) -> bool:
@@ -154,16 +191,17 @@ def check_version(version: Version) -> None:
 
 
 def write_folder(
-    folder: Path, store: MemoryStore | None, write_model: Callable[[Path], None]
+    folder: Path, store: MemoryStore | None, write_model: Callable[[Path], None], *, graphs: bool = True
 ) -> tuple[Version, Layout | None]:
     """Put a model and items into a folder, in place of what it holds.
 
-    A folder without a store only names a database; it has no layout.
+    A folder without a store only names a database; it has no layout. Without ``graphs``, those of the store
+    are left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = Database(folder, create=True)
     with database.writing() as connection:
-        version, layout = write_current(connection, folder, store, write_model)
+        version, layout = write_current(connection, folder, store, write_model, graphs=graphs)
     tidy(database)
     return version, layout
 
@@ -174,6 +212,8 @@ def write_current(
     store: MemoryStore | None,
     write_model: Callable[[Path], None] | None,
     layout: Layout | None = None,
+    *,
+    graphs: bool = True,
 ) -> tuple[Version, Layout | None]:
     """Write a model and all items and rows of a store to new files, and name them in the database.
 
@@ -188,7 +228,15 @@ def write_current(
             connection.execute(f"DELETE FROM {table}")  # noqa: S608
         layout = None if store is None else _write_items(connection, folder, name, store)
     if write_model is not None:
-        version = write_files(folder, name, write_model)
+
+        def write_version(path: Path) -> None:
+            for task, index in store.indexes.items() if store is not None and graphs else ():
+                if index.graph is not None:
+                    index.graph.write(path / f"{task}.hnsw")
+                    np.save(path / f"{task}.hnsw.npy", index.graph.keys)
+            write_model(path)
+
+        version = write_files(folder, name, write_version)
     else:
         assert previous is not None
         version = previous
@@ -219,13 +267,9 @@ def _write_items(connection: Connection, folder: Path, name: str, store: MemoryS
         insert_items(
             connection, places, store.items(view), store.table.keys(view).tolist(), itertools.count()
         )
-        for kind, (file, dtype, _) in layout.files(view).items():
+        for kind, file in layout.files(view).items():
             index = store.indexes[kind] if kind in TASKS else store.kept[kind]  # type: ignore[index]
-            with open_rows(folder, file) as write:
-                first = 0
-                for chunk in index.chunks():
-                    write(first, np.asarray(chunk.vectors, dtype))
-                    first += len(chunk)
+            file.write(folder, 0, (chunk.vectors for chunk in index.chunks()))
     flush_folder(folder / ROWS)
     return layout
 
@@ -285,25 +329,21 @@ def tidy(database: Database) -> None:
 
     This is done alone, because others may be writing theirs; if it fails, the next writer does it.
     """
-    with suppress(UnavailableError, OSError):
-        _tidy(database)
-        database.fold_log()
-
-
-def _tidy(database: Database) -> None:
     folder = database.folder
-    with database.writing() as connection:
-        current, layout = read_version(folder, connection), read_layout(connection, folder)
-        if current is not None:
-            others = [path for path in (folder / VERSIONS).iterdir() if VERSION_ID.fullmatch(path.name)]
-            for name in FOR_PEOPLE:
-                _show(current.path / name, folder / name, [path / name for path in others])
-        remove_others(folder, current)
-        for path in (folder / ROWS).iterdir():
-            match = _ROW_FILE.fullmatch(path.name)
-            if match is not None and (layout is None or match[1] != layout.name):
-                with suppress(OSError):  # on Windows, a file that is mapped
-                    path.unlink()
+    with suppress(UnavailableError, OSError):
+        with database.writing() as connection:
+            current, layout = read_version(folder, connection), read_layout(connection, folder)
+            if current is not None:
+                others = [path for path in (folder / VERSIONS).iterdir() if VERSION_ID.fullmatch(path.name)]
+                for name in FOR_PEOPLE:
+                    _show(current.path / name, folder / name, [path / name for path in others])
+            remove_others(folder, current)
+            for path in (folder / ROWS).iterdir():
+                match = _ROW_FILE.fullmatch(path.name)
+                if match is not None and (layout is None or match[1] != layout.name):
+                    with suppress(OSError):  # on Windows, a file that is mapped
+                        path.unlink()
+        database.fold_log()
 
 
 def _show(new: Path, shown: Path, previous: Iterable[Path]) -> None:
@@ -342,53 +382,11 @@ def read_current_layout(connection: Connection, folder: Path) -> tuple[Version, 
     return version, layout
 
 
-# Rows
-
-
-@contextmanager
-def open_rows(folder: Path, name: str) -> Iterator[Callable[[int, Floats], None]]:
-    """Give a function that writes an array from a row on; the rows are on the disk afterwards."""
-    path = folder / ROWS / name
-    check_own(folder, f"{ROWS}/{name}")
-    with name_in_errors(path), open(path, "r+b" if path.exists() else "xb") as file:
-
-        def write(first: int, array: Floats) -> None:
-            file.seek(first * array.shape[1] * array.dtype.itemsize)
-            file.write(np.ascontiguousarray(array).data)
-
-        yield write
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def map_rows(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, int]) -> Floats:
-    path = check_plain_file(folder / ROWS / name)
-    check_own(folder, ROWS)
-    if path.stat().st_size < shape[0] * shape[1] * dtype.itemsize:
-        raise InputError(
-            f"{path} is too short for {shape[0]} rows of {shape[1]} numbers; restore the file, or fit again."
-        )
-    return np.memmap(path, dtype, "r", shape=shape) if shape[0] else np.empty(shape, dtype)
-
-
-def read_rows(folder: Path, name: str, dtype: np.dtype[Any], width: int, rows: Keys) -> Floats:
-    """Return some rows of a file, which ascend."""
-    mapped = map_rows(folder, name, dtype, (int(rows[-1]) + 1, width))
-    some: Floats = np.asarray(mapped[rows[0] :])[rows - rows[0]]
-    return some
-
-
-# Graphs, which are read only from a folder that is trusted
-
-
-def write_graph(folder: Path, task: Task, index: VectorIndex) -> None:
-    if index.graph is not None:
-        index.graph.write(folder / f"{task}.hnsw")
-        np.save(folder / f"{task}.hnsw.npy", index.graph.keys)
-
-
 def read_graph(folder: Path, task: Task, index: VectorIndex) -> bool:
-    """Use the stored graph of an index, unless it lacks too many of its items; return whether it is used."""
+    """Use the stored graph of an index, unless it lacks too many of its items; return whether it is used.
+
+    Graphs are read only from a folder that is trusted.
+    """
     names = f"{task}.hnsw", f"{task}.hnsw.npy"
     files = ModelFiles(folder, read_entries(folder) or {})
     if not all(name in files for name in names):
@@ -397,5 +395,5 @@ def read_graph(folder: Path, task: Task, index: VectorIndex) -> bool:
     known = map_npy(keys)
     if np.isin(index.keys, known).mean() < _GRAPH_COVERS:
         return False
-    index.use_graph(Graph.read(graph, known, index.dimension))
+    index.graph = Graph.read(graph, known, index.dimension)
     return True

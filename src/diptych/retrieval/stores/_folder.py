@@ -40,6 +40,7 @@ from diptych.retrieval.stores._base import (
     Change,
     Contents,
     Floats,
+    Keys,
     Listing,
     Matches,
     ModelChanged,
@@ -54,20 +55,16 @@ from diptych.retrieval.stores._files import (
     check_writable,
     delete_items,
     insert_items,
-    map_rows,
-    open_rows,
     read_current_layout,
     read_graph,
     read_items,
-    read_rows,
     tidy,
     update_items,
     write_current,
     write_folder,
-    write_graph,
     write_layout,
 )
-from diptych.retrieval.stores._memory import ItemTable, Keys, MemoryStore
+from diptych.retrieval.stores._memory import ItemTable, MemoryStore
 
 COMPACTED = 1024
 """Rows from which a file is written again once more than half of it are holes."""
@@ -104,7 +101,10 @@ class Reading:
 
 
 class FolderStore:
-    """Items of a model folder, a real path, for any number of processes on one machine."""
+    """Items of a model folder, a real path, for any number of processes on one machine.
+
+    Each change is one transaction, and on the disk when the call returns.
+    """
 
     shared = True
     address = ""
@@ -131,29 +131,20 @@ class FolderStore:
         store are left out.
         """
         folder = check_writable(folder)
-
-        def write_files(path: Path) -> None:
-            for task, index in store.indexes.items() if graphs else ():
-                write_graph(path, task, index)
-            write_model(path)
-
-        version, layout = write_folder(folder, store, write_files)
+        version, layout = write_folder(folder, store, write_model, graphs=graphs)
         assert layout is not None
         return cls(folder, loaded=Loaded(version, layout, store))
 
     @property
     def kind(self) -> str:
-        """How vectors are searched: ``"flat"`` or ``"hnsw"``."""
         return self._loaded.layout.kind
 
     @property
     def dtype(self) -> str:
-        """The dtype of the vectors."""
         return self._loaded.layout.dtype
 
     @property
     def keeps_features(self) -> bool:
-        """Whether the features of items are stored."""
         return bool(self._loaded.layout.widths)
 
     @property
@@ -162,7 +153,6 @@ class FolderStore:
         return self._refresh().store
 
     def state(self) -> State:
-        """Return the current state."""
         loaded = self._refresh()
         return State(loaded.version.id, loaded.layout.next_key)
 
@@ -201,7 +191,6 @@ class FolderStore:
         version: str,
         depth: int | None = None,
     ) -> Matches:
-        """Return the k items with the largest inner products for each query, largest first."""
         return self._read(version).search(task, queries, k, where, depth=depth)
 
     def items(
@@ -212,11 +201,9 @@ class FolderStore:
         image: str | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
-        """Iterate over items in order of addition; see ``Store.items``."""
         return self.resident.items(view, ids=ids, image=image, new=new)
 
     def count(self, view: View | None = None) -> int:
-        """Return the number of items, of one view or of both."""
         return self.resident.count(view)
 
     def count_kinds(self, view: View) -> tuple[int, int]:
@@ -224,11 +211,9 @@ class FolderStore:
         return self.resident.count_kinds(view)
 
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
-        """Iterate over all items of a task with their vectors, in order of addition."""
         return self._read(version).vectors(task)
 
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
-        """Return stored features in the order of ``ids``; None if those of one item are not stored."""
         return self.resident.features(view, ids)
 
     @contextmanager
@@ -244,11 +229,9 @@ class FolderStore:
         yield version.path, version.id
 
     def page(self, listing: Listing) -> tuple[list[Item], int]:
-        """Return a page of items, and how many there are on all pages; see ``Store.page``."""
         return self.resident.page(listing)
 
     def add(self, blocks: Sequence[Block], version: str, *, replace: bool = False) -> None:
-        """Add items in one transaction; they are on the disk when this returns."""
         with self._transaction(version) as (connection, loaded):
             self._add(connection, loaded, blocks, replace=replace)
         self._compact_sparse()
@@ -256,7 +239,6 @@ class FolderStore:
     def update(
         self, ids: Sequence[str], change: Change, version: str, content: Block | None = None
     ) -> list[Item]:
-        """Change items in one transaction; see ``Store.update``."""
         with self._transaction(version) as (connection, loaded):
             changed = loaded.store.change_items(ids, change)
             items = list(changed.values())
@@ -270,7 +252,6 @@ class FolderStore:
         return items
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items in one transaction, and with an image its captions; return how many."""
         with self._transaction() as (connection, loaded):
             keys = loaded.store.keys_to_remove(ids).tolist()
             delete_items(connection, keys)
@@ -279,19 +260,17 @@ class FolderStore:
 
     def _add(self, connection: Connection, loaded: Loaded, blocks: Sequence[Block], *, replace: bool) -> None:
         """Write rows behind the valid ones, and insert their items; with ``replace``, in place of others."""
-        replacing = loaded.store.check_new(blocks, replace=replace)
-        delete_items(connection, np.concatenate(list(replacing.values())).tolist())
+        delete_items(connection, loaded.store.check_new(blocks, replace=replace))
         layout = loaded.layout
         places = self._places(layout, [item for block in blocks for item in block.items])
         rows, key = dict(layout.rows), layout.next_key
         for block in blocks:
             first, n = rows[block.view], len(block.items)
-            for name, (file, dtype, width) in layout.files(block.view).items():
+            for name, file in layout.files(block.view).items():
                 content = block.vectors if name == TASK_OF[block.view] else block.features
                 if content is None:
                     raise InputError("this index keeps features; pass them with the vectors.")
-                with open_rows(self.folder, file) as write:
-                    write(first, np.asarray(content, dtype).reshape(n, width))
+                file.write(self.folder, first, [content.reshape(n, file.width)])
             insert_items(connection, places, block.items, itertools.count(key), itertools.count(first))
             rows[block.view], key = first + n, key + n
         write_layout(
@@ -314,17 +293,10 @@ class FolderStore:
             return MemoryStore(loaded.layout.kind, loaded.layout.dtype).replace(make)
         with self._transaction(version) as (connection, loaded):
             contents = make()
-            store = loaded.store
-            if not contents.same_vectors:
+            store, layout = loaded.store, loaded.layout if contents.same_vectors else None
+            if layout is None:
                 store = store.replace(lambda: contents, version)
-
-            def write_model(folder: Path) -> None:
-                for task, index in store.indexes.items():
-                    write_graph(folder, task, index)
-                contents.write_model(folder)
-
-            stays = loaded.layout if contents.same_vectors else None
-            self._put_in_use(connection, store, write_model, stays)
+            self._put_in_use(connection, store, contents.write_model, layout)
         self._tidy()
         return self
 
@@ -383,14 +355,14 @@ class FolderStore:
             version, layout = read_current_layout(connection, self.folder)
             same = (version, layout.name) == (loaded.version, loaded.layout.name)
             first = loaded.layout.next_key if same else layout.next_key
-            items, keys, rows = read_items(connection, self.folder, first, loaded.change)
+            items = read_items(connection, self.folder, first, loaded.change)
             changes = connection.execute(
                 "SELECT number, key FROM changes WHERE number > ? ORDER BY number", (loaded.change,)
             ).fetchall()
         if not same:
             return self._load()
         try:
-            self._apply(loaded, layout, {key for _, key in changes}, items, keys, rows)
+            self._apply(loaded, layout, {key for _, key in changes}, *items)
         except (InputError, OSError):  # the files were replaced meanwhile
             return self._load()
         return Loaded(version, layout, loaded.store, changes[-1][0] if changes else loaded.change)
@@ -400,7 +372,7 @@ class FolderStore:
         loaded: Loaded,
         layout: Layout,
         changed: set[int],
-        items: Sequence[StoredItem],
+        items: list[StoredItem],
         keys: Keys,
         rows: Keys,
     ) -> None:
@@ -412,21 +384,22 @@ class FolderStore:
         for key, item in zip(keys[:n_changed].tolist(), items, strict=False):
             store.table.change(key, item)
         items, keys, rows = items[n_changed:], keys[n_changed:], rows[n_changed:]
-        removed = {key: its for key in gone if (its := store.table.get(key)) is not None}
-        view_of = {item.id: item.view for item in items}
-        replaced = {key: its.view for key, its in removed.items() if view_of.get(its.id) == its.view}
-        if removed.keys() - replaced:
-            store.drop(np.array(sorted(removed.keys() - replaced), np.int64))
+        new = {(item.id, item.view) for item in items}
+        removed = [
+            key
+            for key in sorted(gone)
+            if (stored := store.table.get(key)) is not None and (stored.id, stored.view) not in new
+        ]
+        if removed:
+            store.drop(np.array(removed, np.int64))
         for view in VIEWS:
             chosen = np.array([item.view == view for item in items], np.bool_)
             if chosen.any():
                 blocks = {
-                    name: read_rows(self.folder, file, dtype, width, rows[chosen])
-                    for name, (file, dtype, width) in layout.files(view).items()
+                    name: file.read(self.folder, rows[chosen]) for name, file in layout.files(view).items()
                 }
                 some = list(itertools.compress(items, chosen))
-                replacing = [key for key, its_view in replaced.items() if its_view == view]
-                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen], replacing)
+                store.put(view, some, blocks[TASK_OF[view]], blocks.get(view), keys[chosen])
         store.table.next_key = layout.next_key
 
     def _load(self) -> Loaded:
@@ -450,6 +423,7 @@ class FolderStore:
         """Return a store in memory of the items, and of the rows of the files."""
         source = self._database.path
         table = ItemTable(places=self.reading.places(layout, self.folder))
+        table.check_new(items)
         table.add(items, all_keys)
         if table.next_key > layout.next_key or layout.learned > layout.next_key:
             raise InputError(f"{source} has items with keys that were not given yet; restore the file.")
@@ -460,15 +434,16 @@ class FolderStore:
             keys, rows = all_keys[chosen], all_rows[chosen]
             if len(rows) and (np.any(np.diff(rows) <= 0) or rows[-1] >= layout.rows[view]):
                 raise InputError(f"{source} has items without rows of their own; restore the file.")
-            for name, (file, dtype, width) in layout.files(view).items():
-                array = map_rows(self.folder, file, dtype, (layout.rows[view], width))
+            for name, file in layout.files(view).items():
+                array = file.map(self.folder, layout.rows[view])
                 if not self.reading.mmap:
                     array = np.array(array)
                     # A sum needs no second array of this size. Mapped rows are checked in a search.
                     sums = array.sum(axis=-1, dtype=np.float64)
                     if not np.isfinite(sums[rows]).all():
                         raise InputError(
-                            f"{self.folder / ROWS / file} has numbers that are not finite; restore the file."
+                            f"{self.folder / ROWS / file.name} has numbers that are not finite; restore the "
+                            "file."
                         )
                 index = VectorIndex.of(array, keys, rows)
                 if name in TASKS:

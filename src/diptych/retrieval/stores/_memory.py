@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from diptych.retrieval.stores._base import (
     Change,
     Contents,
     Floats,
+    Keys,
     Listing,
     Matches,
     State,
@@ -39,8 +40,6 @@ from diptych.retrieval.stores._base import (
 )
 from diptych.retrieval.stores._columns import Columns
 from diptych.retrieval.stores._faiss import DTYPES, VectorIndex
-
-Keys: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 KINDS = ("flat", "hnsw")
 
@@ -62,6 +61,7 @@ class ItemTable:
         self._n_captions = 0
         self._columns = {view: Columns(view, self._items) for view in VIEWS}
         self.next_key = 0
+        self.check_new(items)
         self.add(items)
 
     def __len__(self) -> int:
@@ -137,17 +137,11 @@ class ItemTable:
                 if (key := self._keys.get(item.id)) is not None and key not in replacing:
                     raise TakenError(item.id)
 
-    def add(
-        self,
-        items: Sequence[Item | StoredItem],
-        keys: Keys | None = None,
-        replacing: Collection[int] = (),
-    ) -> Keys:
+    def add(self, items: Sequence[Item | StoredItem], keys: Keys | None = None) -> Keys:
         """Add items under ``keys``, none of which was used before; None: under the next ones. Return them.
 
-        Items under the keys ``replacing``, which have the same ids, are to be removed next.
+        Others with the same ids are to be removed next; see ``check_new``.
         """
-        self.check_new(items, replacing)
         if keys is None:
             keys = np.arange(self.next_key, self.next_key + len(items), dtype=np.int64)
         pairs = list(zip(keys.tolist(), items, strict=True))
@@ -264,25 +258,23 @@ class MemoryStore:
 
     def add(self, blocks: Sequence[Block], version: str = "", *, replace: bool = False) -> None:
         with self._writing:
-            replacing = self.check_new(blocks, replace=replace)
+            self.check_new(blocks, replace=replace)
             for block in blocks:
-                self.put(
-                    block.view, block.items, block.vectors, block.features, replacing=replacing[block.view]
-                )
+                self.put(block.view, block.items, block.vectors, block.features)
 
-    def check_new(self, blocks: Sequence[Block], *, replace: bool = False) -> dict[View, Keys]:
+    def check_new(self, blocks: Sequence[Block], *, replace: bool = False) -> list[int]:
         """Refuse items that ``add`` cannot add, before anything is changed.
 
-        Return the keys of the items of each view that they take the place of.
+        Return the keys of the items that they take the place of.
         """
-        replacing = dict.fromkeys(VIEWS, np.empty(0, np.int64))
+        replacing: list[int] = []
         for block in blocks if replace else ():
-            replacing[block.view] = keys = self.table.keys_of(item.id for item in block.items)
-            for stored in map(self.table.get, keys.tolist()):
+            for key in self.table.keys_of(item.id for item in block.items).tolist():
+                stored = self.table.get(key)
                 if stored is not None and stored.view != block.view:
                     raise other_view(stored.id)
-        items = [item for block in blocks for item in block.items]
-        self.table.check_new(items, {key for keys in replacing.values() for key in keys.tolist()})
+                replacing.append(key)
+        self.table.check_new([item for block in blocks for item in block.items], set(replacing))
         for block in blocks:
             self.indexes[TASK_OF[block.view]].convert(block.vectors)
         return replacing
@@ -294,16 +286,15 @@ class MemoryStore:
         vectors: Floats,
         features: Floats | None,
         keys: Keys | None = None,
-        replacing: Keys | Sequence[int] = (),
     ) -> None:
-        """Add items of a view with their rows, under ``keys`` or the next ones, in place of others.
+        """Add items of a view with their rows, under ``keys`` or the next ones, in place of those stored.
 
         A search meets the items that are replaced, or those in their place.
         """
-        replaced = np.asarray(replacing, np.int64)
+        replaced = self.table.keys_of(item.id for item in items)
         self._replaced += len(replaced) > 0  # odd while items are being replaced
         # The item before its vector, so that no search meets a vector without its item.
-        keys = self.table.add(items, keys, set(replaced.tolist()))
+        keys = self.table.add(items, keys)
         if view in self.kept and features is not None:
             self.kept[view].add(keys, features, replaced)
         elif view in self.kept:
@@ -439,6 +430,7 @@ class MemoryStore:
             if refit:
                 keys = np.array([table.key(item.id) for item in block.items], np.int64)
             else:
+                table.check_new(block.items)
                 keys = table.add(block.items)
                 if block.view in kept and block.features is not None:
                     kept[block.view].add(keys, block.features)

@@ -227,24 +227,24 @@ def read_version(connection: Connection, schema: str) -> Version | None:
 
 
 def insert_version(
-    connection: Connection, schema: str, contents: Contents, dtype: str, graph: bool, previous: Version | None
+    connection: Connection, address: Address, contents: Contents, dtype: str, previous: Version | None
 ) -> Version:
-    """Insert a new version, which is not in use yet; ``previous`` is the one whose items it shares."""
+    """Insert a version, which is not in use yet; ``previous`` is the one whose items and dtype it shares."""
     statement = sql.SQL(
         "INSERT INTO {}.versions (items, dtype, graph, keeps_features, dimensions, widths) "
         "VALUES (%s, %s, %s, %s, %s, %s) RETURNING {}"
-    ).format(sql.Identifier(schema), _COLUMNS)
+    ).format(sql.Identifier(address.schema), _COLUMNS)
     values = [
         None if previous is None else previous.generation,
-        dtype,
-        graph,
+        dtype if previous is None else previous.dtype,
+        previous.graph if previous is not None and address.index is None else address.index == "hnsw",
         contents.keep_features if previous is None else previous.keeps_features,
         [contents.dimensions[task] for task in TASKS],
         [contents.widths[view] for view in VIEWS],
     ]
     row = connection.execute(statement, values).fetchone()
     assert row is not None
-    return _make_version(schema, row)
+    return _make_version(address.schema, row)
 
 
 def put_in_use(connection: Connection, version: Version, first_new_key: int) -> None:

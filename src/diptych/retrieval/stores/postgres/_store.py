@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import LiteralString, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -19,7 +20,7 @@ from psycopg.errors import UndefinedTable
 
 from diptych._checks import TASKS, InputError, Task, check_choice
 from diptych.retrieval._filters import Filter
-from diptych.retrieval._items import SEARCHED, TASK_OF, Item, View, check_unique
+from diptych.retrieval._items import TASK_OF, Item, View, check_unique
 from diptych.retrieval.stores._base import (
     Block,
     Change,
@@ -29,32 +30,11 @@ from diptych.retrieval.stores._base import (
     Matches,
     ModelChanged,
     State,
+    measure_recall,
 )
 from diptych.retrieval.stores._faiss import DTYPES
 from diptych.retrieval.stores.postgres._connection import Address, Connection, Connections
-from diptych.retrieval.stores.postgres._rows import (
-    change_items,
-    check_filter_keys,
-    check_not_stored,
-    check_storable,
-    copy_features,
-    copy_items,
-    copy_vectors,
-    delete_items,
-    delete_replaced,
-    delete_vectors,
-    filter_condition,
-    find_keys,
-    list_items,
-    make_item,
-    next_key,
-    read_features,
-    read_items,
-    read_vectors,
-    reserve_keys,
-    search_vectors,
-    update_items,
-)
+from diptych.retrieval.stores.postgres._rows import ALL, Rows, check_storable
 from diptych.retrieval.stores.postgres._schema import (
     NoModelError,
     Version,
@@ -118,17 +98,11 @@ class PostgresStore:
 
     @property
     def keeps_features(self) -> bool:
-        """Whether the features of items are stored."""
         return self._version is not None and self._version.keeps_features
 
     def state(self) -> State:
-        """Return the current state; a store opened with ``create`` creates its tables first."""
-
-        def query(connection: Connection, version: Version) -> State:
-            return State(version.name, next_key(connection, version))
-
         try:
-            return self._read(query)
+            return self._read(lambda rows: State(rows.version.name, rows.next_key()))
         except NoModelError:
             if not self._create:
                 raise
@@ -143,73 +117,39 @@ class PostgresStore:
         version: str,
         depth: int | None = None,
     ) -> Matches:
-        """Return the k items with the largest inner products for each query, largest first."""
         deepest = max(k, depth or 0)
-
-        def query(connection: Connection, current: Version) -> Matches:
-            condition = filter_condition(connection, current, where)
-            results = search_vectors(
-                connection, current, task, queries, deepest, condition, graph=current.graph
-            )
-            if where is not None and not any(results):
-                check_filter_keys(connection, current, where)
-            products = np.full((len(results), max(map(len, results), default=0)), -np.inf, np.float32)
-            for row, found in zip(products, results, strict=True):
-                row[: len(found)] = [record[-1] for record in found]
-            items = [[make_item(record[:-1]) for record in found[:k]] for found in results]
-            return Matches(products, items, lambda item: item)
-
-        return self._read(query, version)
+        return self._read(lambda rows: rows.search(task, queries, k, where, deepest), version)
 
     def add(self, blocks: Sequence[Block], version: str, *, replace: bool = False) -> None:
-        """Add items in one transaction; they are on the disk when this returns."""
         items = [item for block in blocks for item in block.items]
         check_unique(items)
         check_storable(items, self._address.max_item)
 
-        def write(connection: Connection) -> None:
-            current = self._refresh(connection, version)
+        def write(rows: Rows) -> None:
             if not replace:
-                check_not_stored(connection, current, items)
+                rows.check_new(items)
             for block in blocks:
-                self._add(connection, current, block, replace=replace)
+                rows.add(block, replace=replace)
 
-        self._write(write)
+        self._write(write, version)
 
     def update(
         self, ids: Sequence[str], change: Change, version: str, content: Block | None = None
     ) -> list[Item]:
-        """Change items in one transaction; see ``Store.update``."""
-
-        def write(connection: Connection) -> list[Item]:
-            current = self._refresh(connection, version)
-            changed = change_items(connection, current, ids, change)
+        def write(rows: Rows) -> list[Item]:
+            changed = rows.change(ids, change)
             items = list(changed.values())
             check_storable(items, self._address.max_item)
             if content is not None:
-                self._add(connection, current, replace(content, items=items), replace=True)
+                rows.add(replace(content, items=items), replace=True)
             else:
-                update_items(connection, current, changed)
+                rows.update(changed)
             return items
 
-        return self._write(write)
-
-    def _add(self, connection: Connection, version: Version, block: Block, *, replace: bool) -> None:
-        if replace:
-            keys = delete_replaced(connection, version, block.view, block.items)
-            delete_vectors(connection, version, keys, features=version.keeps_features)
-        _insert_block(connection, version, block)
+        return self._write(write, version)
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items in one transaction, and with an image its captions; return how many."""
-
-        def write(connection: Connection) -> int:
-            current = self._refresh(connection)
-            keys = delete_items(connection, current, ids)
-            delete_vectors(connection, current, keys, features=current.keeps_features)
-            return len(keys)
-
-        return self._write(write) if ids else 0
+        return self._write(lambda rows: rows.remove(ids)) if ids else 0
 
     def items(
         self,
@@ -219,32 +159,18 @@ class PostgresStore:
         image: str | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
-        """Iterate over items in order of addition; see ``Store.items``."""
-        first = 0
+        def read(rows: Rows, first: int) -> tuple[list[int], list[Item]]:
+            start = max(first, rows.version.first_new_key or 0) if new else first
+            return rows.items(view, ids=ids, image=image, first=start, limit=PAGE)
 
-        def query(connection: Connection, current: Version) -> list[tuple[int, Item]]:
-            start = max(first, current.first_new_key or 0) if new else first
-            return read_items(connection, current, view, ids=ids, image=image, first=start, limit=PAGE)
-
-        while page := self._read(query):
-            yield from (item for _, item in page)
-            if len(page) < PAGE:
-                return
-            first = page[-1][0] + 1
+        return itertools.chain.from_iterable(self._pages(read))
 
     def page(self, listing: Listing) -> tuple[list[Item], int]:
-        """Return a page of items, and how many there are on all pages; see ``Store.page``."""
-        return self._read(lambda connection, current: list_items(connection, current, listing))
+        return self._read(lambda rows: rows.page(listing))
 
     def count(self, view: View | None = None) -> int:
-        """Return the number of items, of one view or of both."""
-
-        def query(connection: Connection, current: Version) -> int:
-            statement = sql.SQL("SELECT count(*) FROM {} WHERE view = coalesce(%s, view)")
-            row = connection.execute(statement.format(current.items), [view]).fetchone()
-            return int(row[0]) if row else 0
-
-        return self._read(query)
+        statement: LiteralString = "SELECT count(*) FROM {items} WHERE view = coalesce(%s, view)"
+        return self._read(lambda rows: int(rows.fetch_value(statement, [view])))
 
     def count_kinds(self, view: View) -> tuple[int, int]:
         """Return how many items of a view have partners, and how many have none, at most a minute ago."""
@@ -266,42 +192,38 @@ class PostgresStore:
         return kinds
 
     def vectors(self, task: Task, version: str) -> Iterator[Block]:
-        """Iterate over all items of a task with their vectors, in order of addition."""
+        return self._pages(lambda rows, first: rows.vectors(task, first, PAGE), version)
+
+    def _pages(
+        self, read: Callable[[Rows, int], tuple[list[int], T]], version: str | None = None
+    ) -> Iterator[T]:
+        """Iterate over what ``read`` returns with the keys of a page, from the next key on."""
         first = 0
 
-        def query(connection: Connection, current: Version) -> tuple[list[tuple[int, Item]], Floats]:
-            return read_vectors(connection, current, task, first, PAGE)
+        def read_next(rows: Rows) -> tuple[list[int], T]:
+            return read(rows, first)
 
         while True:
-            page, vectors = self._read(query, version)
-            if page:
-                yield Block(SEARCHED[task], [item for _, item in page], vectors)
-            if len(page) < PAGE:
+            keys, page = self._read(read_next, version)
+            if keys:
+                yield page
+            if len(keys) < PAGE:
                 return
-            first = page[-1][0] + 1
+            first = keys[-1] + 1
 
     def features(self, view: View, ids: Sequence[str]) -> Floats | None:
-        """Return stored features in the order of ``ids``; None if those of one item are not stored."""
-
-        def query(connection: Connection, current: Version) -> Floats | None:
-            width = current.widths[view]
-            rows = read_features(connection, current, view, ids, width)
-            if not all(item_id in rows for item_id in ids):
-                return None
-            return np.array([rows[item_id] for item_id in ids], np.float32).reshape(len(ids), width)
-
-        return self._read(query)
+        return self._read(lambda rows: rows.features(view, ids))
 
     @contextmanager
     def model_files(self, names: Sequence[str]) -> Iterator[tuple[Path, str]]:
-        """Give a folder with the stored files of the model that have these names, and the model's version."""
+        """Give a folder with copies of the stored files of the model that have these names."""
         with tempfile.TemporaryDirectory() as scratch:
 
-            def query(connection: Connection, current: Version) -> str:
-                _read_files(connection, self._address, current, names, Path(scratch))
-                return current.name
+            def read(rows: Rows) -> str:
+                _read_files(rows, self._address, names, Path(scratch))
+                return rows.version.name
 
-            version = self._read(query)
+            version = self._read(read)
             yield Path(scratch), version
 
     def replace(self, make: Callable[[], Contents], version: str | None = None) -> PostgresStore:
@@ -336,7 +258,7 @@ class PostgresStore:
         self.kind = "postgresql, hnsw" if version.graph else "postgresql"
         return version
 
-    def _read(self, query: Callable[[Connection, Version], T], version: str | None = None) -> T:
+    def _read(self, query: Callable[[Rows], T], version: str | None = None) -> T:
         """Call ``query`` within one snapshot of the database, with the version that is in use there.
 
         ``ModelChanged`` if that is not the ``version`` of the caller.
@@ -349,10 +271,8 @@ class PostgresStore:
                 try:
                     with connection.pipeline(), connection.transaction():
                         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                        current = self._refresh(connection)
-                        if version not in (None, current.name):
-                            raise ModelChanged
-                        return query(connection, current)
+                        current = self._refresh(connection, version)
+                        return query(Rows(connection, current))
                 except UndefinedTable as error:  # another version came into use, and this one was dropped
                     if current is None or current == previous:
                         reason = error.diag.message_primary
@@ -363,7 +283,7 @@ class PostgresStore:
 
         return self._connections.run(attempt)
 
-    def _write(self, write: Callable[[Connection], T]) -> T:
+    def _write(self, write: Callable[[Rows], T], version: str | None = None) -> T:
         """Call ``write`` in one transaction, alone among writers, and exactly once.
 
         If the connection is lost during the commit, the client cannot know whether it succeeded. So the
@@ -378,7 +298,7 @@ class PostgresStore:
                 lock_writes(connection, name)  # a previous attempt has ended once the lock is free
                 done = sql.SQL("SELECT FROM {}.batches WHERE token = %s").format(schema)
                 if connection.execute(done, [token]).fetchone() is None:
-                    results[:] = [write(connection)]
+                    results[:] = [write(Rows(connection, self._refresh(connection, version)))]
                     for statement, values in (
                         ("INSERT INTO {}.batches (token) VALUES (%s)", [token]),
                         ("DELETE FROM {}.batches WHERE done < now() - %s::interval", [TOKENS_KEPT]),
@@ -389,36 +309,32 @@ class PostgresStore:
         return self._connections.run(attempt)
 
 
-def _read_files(
-    connection: Connection, address: Address, version: Version, names: Sequence[str], folder: Path
-) -> None:
+def _read_files(rows: Rows, address: Address, names: Sequence[str], folder: Path) -> None:
     """Write those files of a version's model that have one of these names to a folder, piece by piece.
 
     Rows with other names are ignored, so that a database cannot choose where files are written.
     """
-    schema = sql.Identifier(address.schema)
-    statement = sql.SQL(
-        "SELECT name, count(*), sum(octet_length(content)) FROM {}.files "
-        "WHERE version = %s AND name = ANY(%s) GROUP BY name"
-    ).format(schema)
-    number = version.number
-    files = connection.execute(statement, [number, list(names)]).fetchall()
-    size = sum(int(size) for _, _, size in files)
+    files = sql.Identifier(address.schema, "files")
+    size = rows.fetch_value(
+        "SELECT coalesce(sum(octet_length(content)), 0) FROM {files} WHERE version = %s AND name = ANY(%s)",
+        [rows.version.number, list(names)],
+        files=files,
+    )
     if size > address.max_model:
         raise InputError(
             f"the model in {address.public} takes {size} bytes; at most {address.max_model} are read. Allow "
             "more with ?max_model=."
         )
-    statement = sql.SQL(
-        "SELECT content FROM {}.files WHERE version = %s AND name = %s AND number = %s"
-    ).format(schema)
-    with connection.cursor(binary=True) as cursor:
-        for name, pieces, _ in files:
-            (folder / name).parent.mkdir(exist_ok=True)
-            with open(folder / name, "wb") as file:
-                for piece in range(pieces):
-                    row = cursor.execute(statement, [number, name, piece]).fetchone()
-                    file.write(row[0] if row else b"")
+    query = sql.SQL("SELECT content FROM {} WHERE version = %s AND name = %s AND number = %s").format(files)
+    with rows.connection.cursor(binary=True) as cursor:
+        for name in names:
+            for number in itertools.count():
+                row = cursor.execute(query, [rows.version.number, name, number]).fetchone()
+                if row is None:
+                    break
+                (folder / name).parent.mkdir(exist_ok=True)
+                with open(folder / name, "ab" if number else "wb") as file:
+                    file.write(row[0])
 
 
 def _load_version(
@@ -434,40 +350,26 @@ def _load_version(
     ``previous`` is the version whose items and dtype stay; None: the contents bring new items. ``on_begin``
     is called with the name of the new version before it can be in use.
     """
-    schema, graph = address.schema, address.index == "hnsw"
-    if previous is not None:
-        dtype, graph = previous.dtype, graph if address.index else previous.graph
-    new = insert_version(connection, schema, contents, dtype, graph, previous)
+    new = insert_version(connection, address, contents, dtype, previous)
     on_begin(new.name)
+    rows = Rows(connection, new)
     try:
-        _fill_tables(connection, address, contents, new, previous)
-        _write_files(connection, contents, new, previous)
-        first_new_key = next_key(connection, new)
+        _fill_tables(rows, address, contents, previous)
+        _write_files(rows, contents, previous)
+        first_new_key = rows.next_key()
         if previous is not None and contents.same_vectors:
             first_new_key = previous.first_new_key or 0
     except BaseException:
         with suppress(psycopg.Error):
-            drop_unused(connection, schema, wait=False)
+            drop_unused(connection, address.schema, wait=False)
         raise
     put_in_use(connection, new, first_new_key)
     with suppress(psycopg.Error):  # whatever remains is dropped next time
-        drop_unused(connection, schema, wait=False)
+        drop_unused(connection, address.schema, wait=False)
 
 
-def _insert_block(connection: Connection, version: Version, block: Block) -> None:
-    """Insert items with their vectors, and their features where the version keeps them."""
-    if not block.items:
-        return
-    keys = reserve_keys(connection, version, len(block.items))
-    copy_items(connection, version, keys, block.items)
-    if version.keeps_features and block.features is not None:
-        copy_features(connection, version, block.view, keys, np.asarray(block.features, np.float32))
-    copy_vectors(connection, version, TASK_OF[block.view], keys, block.vectors)
-
-
-def _fill_tables(
-    connection: Connection, address: Address, contents: Contents, new: Version, previous: Version | None
-) -> None:
+def _fill_tables(rows: Rows, address: Address, contents: Contents, previous: Version | None) -> None:
+    connection, new = rows.connection, rows.version
     with connection.transaction():
         for task in TASKS:
             create_vectors(connection, new, task)
@@ -482,11 +384,11 @@ def _fill_tables(
             # The switch waits for the disk, and with it for everything before.
             connection.execute("SET LOCAL synchronous_commit = off")
             if previous is None:
-                _insert_block(connection, new, block)
+                rows.add(block)
             else:
-                stored = find_keys(connection, new, [item.id for item in block.items])
+                stored = rows.find_keys(item.id for item in block.items)
                 keys = np.array([stored[item.id] for item in block.items], np.int64)
-                copy_vectors(connection, new, TASK_OF[block.view], keys, block.vectors)
+                rows.copy_vectors(TASK_OF[block.view], keys, block.vectors)
     if previous is None:
         check_unique(items)
         index_items(connection, new)
@@ -494,39 +396,30 @@ def _fill_tables(
         index_vectors(connection, new, task, address)
         queries = contents.sample_queries(task, SAMPLE_QUERIES) if new.graph else None
         if queries is not None:
-            contents.report_recall(task, _measure_recall(connection, new, task, queries))
+            exact, approximate = (
+                [[hit[0] for hit in hits] for hits in rows.nearest(task, queries, 10, ALL, graph=graph)]
+                for graph in (False, True)
+            )
+            contents.report_recall(task, measure_recall(exact, approximate))
 
 
-def _measure_recall(connection: Connection, version: Version, task: Task, queries: Floats) -> float:
-    """Return the share of the exact ten nearest items that the graph finds."""
-    everything = sql.SQL("TRUE"), dict[str, object]()
-    exact, nearest = (
-        [
-            {row[0] for row in rows}
-            for rows in search_vectors(connection, version, task, queries, 10, everything, graph=graph)
-        ]
-        for graph in (False, True)
-    )
-    total = sum(map(len, exact))
-    return sum(len(a & b) for a, b in zip(exact, nearest, strict=True)) / total if total else 1.0
-
-
-def _write_files(connection: Connection, contents: Contents, new: Version, previous: Version | None) -> None:
+def _write_files(rows: Rows, contents: Contents, previous: Version | None) -> None:
     """Store the files of a model; those that it does not write are copied from the previous version."""
-    schema, number = sql.Identifier(new.schema), new.number
-    insert = sql.SQL("INSERT INTO {}.files VALUES (%s, %s, %s, %b)").format(schema)
+    table, number = sql.Identifier(rows.version.schema, "files"), rows.version.number
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         contents.write_model(folder)
         files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-        with connection.transaction():
+        with rows.connection.transaction():
             for name, path in files.items():
                 with open(path, "rb") as file:
                     for place, piece in enumerate(iter(partial(file.read, PIECE_BYTES), b"")):
-                        connection.execute(insert, [number, name, place, piece])
+                        values = [number, name, place, piece]
+                        rows.execute("INSERT INTO {files} VALUES (%s, %s, %s, %b)", values, files=table)
             if previous is not None:
-                copy = sql.SQL(
-                    "INSERT INTO {0}.files SELECT %s, name, number, content FROM {0}.files "
-                    "WHERE version = %s AND name <> ALL(%s)"
-                ).format(schema)
-                connection.execute(copy, [number, previous.number, list(files)])
+                rows.execute(
+                    "INSERT INTO {files} SELECT %s, name, number, content FROM {files} "
+                    "WHERE version = %s AND name <> ALL(%s)",
+                    [number, previous.number, list(files)],
+                    files=table,
+                )
