@@ -243,14 +243,7 @@ def make_app(hub: HubServer) -> FastAPI:
 
     @app.api_route("/{user_name}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
     async def resolve(request: Request, user_name: str, name: str, revision: str, path: str):
-        return download(request, "models", f"{user_name}/{name}", revision, path)
-
-    @app.api_route("/{kind}/{user_name}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
-    async def resolve_kind(request: Request, kind: str, user_name: str, name: str, revision: str, path: str):
-        return download(request, kind, f"{user_name}/{name}", revision, path)
-
-    def download(request: Request, kind: str, name: str, revision: str, path: str) -> Response:
-        repo = find(request, kind, name)
+        repo = find(request, "models", f"{user_name}/{name}")
         if isinstance(repo, Response):
             return repo
         if not repo.has(revision):

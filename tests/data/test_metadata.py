@@ -258,5 +258,3 @@ def test_formats_without_columns_have_no_metadata(tmp_path):
     path.write_text(json.dumps({"images": [{"filename": "a.jpg", "split": "train", "sentences": sentences}]}))
     with pytest.raises(InputError, match="metadata has no effect on .*, which is not a table"):
         read_pairs(path, metadata=["year"])
-    with pytest.raises(InputError, match="metadata has no effect on hf:"):
-        read_pairs("hf:./folder", metadata=["year"])

@@ -120,10 +120,7 @@ def explain_hub_errors(name: str) -> Iterator[None]:
             message = f"{name} has no such revision; give a branch, a tag or a commit of it."
         elif any(isinstance(cause, errors.LocalTokenNotFoundError) for cause in causes) or status == 401:
             message = f"{name} needs a valid login to the Hub, or does not exist; log in with: hf auth login"
-        elif (
-            isinstance(answer, errors.RepositoryNotFoundError)
-            or type(error).__name__ == "DatasetNotFoundError"
-        ):
+        elif isinstance(answer, errors.RepositoryNotFoundError):
             message = f"there is no {name} on the Hub, or you may not see it; check the name and your login."
         elif status == 403:
             message = f"the Hub does not allow this for {name}; use a token that may write there."

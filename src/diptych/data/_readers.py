@@ -29,7 +29,6 @@ from diptych._checks import (
 )
 from diptych._threads import prefetch, thread_count
 from diptych.data._files import MAX_TEXT_BYTES, check_file, contained_path, read_lines
-from diptych.data._hub_datasets import PREFIX, open_hub_dataset
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
 from diptych.data._photos import list_photos, read_photo
 from diptych.data._tables import TABLE_SUFFIXES, ColumnNames, MetadataReader, Rows, open_table
@@ -81,12 +80,9 @@ def read_pairs(
         folder are the lines of the ``.txt`` files beside them, or else what the image files say (IPTC and XMP
         description, title, headline; ``.xmp`` files beside them too), with date, place, camera and keywords
         as metadata.
-        ``"hf:user/name"``: a dataset of the Hugging Face Hub, ``"hf:./folder"``: one on this machine, either
-        with ``?config=…&split=…&revision=…``; see ``docs/data.md``.
     images
         The folder of the images. None: for a table its own folder, or ``images`` beside it; for other
-        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images. For
-        ``hf:`` it is the folder that images are written to; None: one in the cache of ``datasets``.
+        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images.
     image_column, caption_column, split_column
         Columns of a table; None: the usual names (``image``, ``file_name``, …; ``caption``, ``text``, …;
         ``split``).
@@ -124,29 +120,21 @@ def read_pairs(
     """
     names = check_view_names(views)
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
-    settings = {"encoding": encoding, "metadata": metadata}
+    settings = {**columns, "encoding": encoding, "metadata": metadata}
     folder = None if images is None else Path(images)
     options = _Options(folder, columns, encoding, metadata, max_bytes, names, needs_captions)
-    if os.fspath(path).startswith(PREFIX):
-        _refuse_useless(path, {**settings, "format": format})
-        return _read_hub_dataset(os.fspath(path), options).with_views(names)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a file of pairs or a folder of {plural(names.image)}.")
     if format is None:
         format, path = detect_format(path)
     check_choice(format, tuple(_READERS), "format")
-    if format != "table":
-        _refuse_useless(f"{path}, which is not a table", {**columns, **settings})
+    for name, value in settings.items():
+        if value is not None and format != "table":
+            raise InputError(f"{name} has no effect on {path}, which is not a table; leave it out.")
     if folder is not None:
         _check_folder(folder, names)
     return _READERS[format](path, options).with_views(names)
-
-
-def _refuse_useless(path: object, settings: Mapping[str, object]) -> None:
-    for name, value in settings.items():
-        if value is not None:
-            raise InputError(f"{name} has no effect on {path}; leave it out.")
 
 
 @dataclass(frozen=True)
@@ -380,35 +368,6 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
     if folder is None:
         return pairs
     return replace(pairs, paths=tuple(contained_path(folder, name) for name in pairs.image_ids))
-
-
-def _read_hub_dataset(name: str, options: _Options) -> PairedDataset:
-    """Read a dataset of the Hub, or a local folder in its formats; its images are written to a folder."""
-    if options.views.image != "image":
-        raise InputError(f"{name}: of datasets with hf: only images are read; leave the names of views out.")
-    dataset = open_hub_dataset(name)
-    columns, images = list(dataset.features), dataset.find_image_columns()
-    wanted = options.columns["image_column"]
-    if not images or wanted not in (None, *images):
-        which = "none" if wanted is None or not images else repr(wanted)
-        raise InputError(
-            f"{name} has the columns {', '.join(columns)}, and {which} holds images; name one that does."
-        )
-    if wanted is not None or len(images) > 1:
-        images = [_find_column(images, wanted, _IMAGE_COLUMNS, "image_column", name)]
-    wanted, captions = options.columns["caption_column"], dataset.find_numbered_captions()
-    usual = any(column.lower() in _CAPTION_COLUMNS for column in columns)
-    if wanted is not None or usual or not captions:
-        captions = [_find_column(columns, wanted, _CAPTION_COLUMNS, "caption_column", name)]
-    split = options.columns["split_column"]
-    if split is not None and len(dataset.splits) > 1:
-        raise InputError(f"{name} is split already, so split_column has no effect; leave it out.")
-    if split is not None or (len(dataset.splits) == 1 and any(c.lower() in _SPLIT_COLUMNS for c in columns)):
-        split = _find_column(columns, split, _SPLIT_COLUMNS, "split_column", name)
-    folder = options.images or dataset.default_folder()
-    rows = dataset.rows(images[0], captions, split, folder, options.max_bytes)
-    pairs = _join_rows(rows, "image", "caption", "split", name, options.views)
-    return replace(pairs, paths=tuple(contained_path(folder, file) for file in pairs.image_ids))
 
 
 def _join_rows(
