@@ -88,8 +88,8 @@ def explain_errors(name: str) -> Iterator[None]:
         raise InputError(f"{name} does not exist; check the name.") from None
     except Exception as error:  # every file system and every format raises classes of its own
         raise InputError(
-            f"{name} could not be read ({_first_line(error)}); it is damaged, of another format, or cannot be "
-            "reached."
+            f"{name} could not be read ({_first_line(error)}); it is damaged, of another format, or cannot "
+            "be reached."
         ) from None
 
 
@@ -138,7 +138,7 @@ def explain_hub_errors(name: str) -> Iterator[None]:
                 "HF_HUB_OFFLINE is not set."
             )
         else:
-            message = f"{name} could not be read ({_first_line(causes[-1])})."
+            message = f"{name} could not be read ({_first_line(error)})."
         raise InputError(message) from None
 
 
