@@ -151,12 +151,9 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 def library_version() -> str:
     """Return the version of this library, which is written beside every model."""
-    from importlib.metadata import PackageNotFoundError, version
+    from diptych import __version__
 
-    try:
-        return version("diptych")
-    except PackageNotFoundError:
-        return "unknown"
+    return __version__
 
 
 def real_folder(folder: str | os.PathLike[str]) -> Path:
