@@ -69,15 +69,6 @@ def test_a_store_has_features_ids_and_skipped_inputs(pairs, tmp_path):
     FeatureStore.open(tmp_path / "store", verify=True)
 
 
-def test_finished_work_is_not_done_again(pairs, tmp_path):
-    encode_images(pairs, Colour(), tmp_path / "store")
-    finished = content(tmp_path / "store")
-    encoder = Colour()
-    encode_images(pairs, encoder, tmp_path / "store")
-    assert encoder.seen == 0
-    assert content(tmp_path / "store") == finished
-
-
 def test_interrupted_work_resumes_to_the_same_bytes(pairs, tmp_path):
     encode_images(pairs, Colour(), tmp_path / "whole", batch_size=3)
     for stop_after, left in ((0, 9), (2, 7), (4, 7), (5, 4), (8, 2)):
@@ -118,19 +109,19 @@ def test_stores_of_other_encoders_or_files_are_refused(pairs, tmp_path):
 def test_folders_with_other_files_are_refused(pairs, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    with pytest.raises(InputError, match="holds other files"):
-        encode_images(pairs, Colour(), tmp_path / "mine")
-    with pytest.raises(InputError, match="is a file"):
-        encode_images(pairs, Colour(), tmp_path / "mine" / "thesis.txt")
+    for place, message in (("mine", "holds other files"), ("mine/thesis.txt", "is a file")):
+        with pytest.raises(InputError, match=message):
+            encode_images(pairs, Colour(), tmp_path / place)
     assert content(tmp_path / "mine") == {"thesis.txt": b"precious"}
 
 
-def test_files_of_others_in_a_store_stay(pairs, tmp_path):
+def test_finished_work_is_not_done_again_and_files_of_others_stay(pairs, tmp_path):
     encode_images(pairs, Colour(), tmp_path / "store")
     for name in ("journal.jsonl", "work.json", "notes.txt"):
         (tmp_path / "store" / name).write_text("precious")
-    expected = content(tmp_path / "store")
-    encode_images(pairs, Colour(), tmp_path / "store")
+    expected, encoder = content(tmp_path / "store"), Colour()
+    encode_images(pairs, encoder, tmp_path / "store")
+    assert encoder.seen == 0
     assert content(tmp_path / "store") == expected
 
 
@@ -183,22 +174,15 @@ def test_a_writer_recovers_from_truncated_files(tmp_path, rng):
     assert content(folder) == expected
 
 
-def test_a_second_writer_is_refused(tmp_path):
-    first = StoreWriter(tmp_path / "store", JOB)
-    with pytest.raises(InputError, match="another process"):
+def test_a_second_writer_is_refused_and_a_finished_store_not_opened_again(tmp_path):
+    writer = StoreWriter(tmp_path / "store", JOB)
+    with pytest.raises(InputError, match="another process is writing"):
         StoreWriter(tmp_path / "store", JOB)
-    first.close()
-    StoreWriter(tmp_path / "store", JOB).close()
-
-
-def test_a_writer_does_not_reopen_a_store_that_was_finished_meanwhile(tmp_path):
-    job = Job("encoder", "inputs", 2, 4, "float32", 2)
-    writer = StoreWriter(tmp_path / "store", job)
-    writer.append(np.ones((2, 4)), 2, [])
-    writer.finish(["a", "b"])
+    writer.append(np.ones((10, 4)), 10, [])
+    writer.finish([str(i) for i in range(10)])
     finished = content(tmp_path / "store")
     with pytest.raises(InputError, match="just finished"):
-        StoreWriter(tmp_path / "store", job)
+        StoreWriter(tmp_path / "store", JOB)
     assert content(tmp_path / "store") == finished
 
 
