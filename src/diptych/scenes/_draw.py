@@ -10,25 +10,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from PIL import Image, ImageDraw
 
-from diptych.scenes._describe import Dice, Group, Scene
+from diptych.scenes._describe import COLOURS, RGB, Dice, Group, Scene
 
-Colour: TypeAlias = tuple[int, int, int]
 Points: TypeAlias = tuple[tuple[float, float], ...]
-
-PALETTE: dict[str, Colour] = {
-    "red": (222, 60, 58),
-    "orange": (243, 146, 55),
-    "yellow": (250, 211, 76),
-    "green": (88, 168, 88),
-    "teal": (42, 157, 154),
-    "blue": (66, 118, 205),
-    "purple": (136, 88, 180),
-    "pink": (243, 150, 184),
-    "brown": (139, 94, 66),
-    "black": (46, 48, 58),
-    "white": (250, 249, 245),
-    "grey": (148, 153, 163),
-}
 
 
 class Layer(NamedTuple):
@@ -182,18 +166,18 @@ _FIXED = {
 }
 
 
-def _mix(colour: Colour, tint: Colour, share: float) -> Colour:
+def _mix(colour: RGB, tint: RGB, share: float) -> RGB:
     r, g, b = (round(c + (t - c) * share) for c, t in zip(colour, tint, strict=True))
     return r, g, b
 
 
-def _draw_object(shape: str, colour: Colour, texture: str, side: int) -> tuple[Image.Image, Image.Image]:
+def _draw_object(shape: str, colour: RGB, texture: str, side: int) -> tuple[Image.Image, Image.Image]:
     """Draw an object ``side`` pixels wide; return its colours and its mask."""
     dark, light = _mix(colour, (20, 22, 40), 0.3), _lighten(colour)
     face = _draw_texture(colour, light, texture, side)
     mask = Image.new("L", (side, side), 0)
     on_face, on_mask = ImageDraw.Draw(face), ImageDraw.Draw(mask)
-    tones: dict[str, Colour] = {"dark": dark, "light": light, **_FIXED}
+    tones: dict[str, RGB] = {"dark": dark, "light": light, **_FIXED}
     for layer in OBJECTS[shape]:
         if layer.tone in tones:
             _draw_layer(on_face, layer, side, tones[layer.tone])
@@ -201,12 +185,12 @@ def _draw_object(shape: str, colour: Colour, texture: str, side: int) -> tuple[I
     return face, mask
 
 
-def _lighten(colour: Colour) -> Colour:
+def _lighten(colour: RGB) -> RGB:
     # On an object that is nearly white, only a darker texture is visible.
     return _mix(colour, (255, 255, 255), 0.55) if sum(colour) < 690 else _mix(colour, (120, 130, 150), 0.45)
 
 
-def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | Colour) -> None:
+def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | RGB) -> None:
     points = [(round(x * (side - 1)), round(y * (side - 1))) for x, y in layer.points]
     if layer.kind == "dome":
         draw.pieslice(points, 180, 360, fill=fill)
@@ -214,7 +198,7 @@ def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | 
         getattr(draw, layer.kind)(points, fill=fill)
 
 
-def _draw_texture(colour: Colour, second: Colour, texture: str, side: int) -> Image.Image:
+def _draw_texture(colour: RGB, second: RGB, texture: str, side: int) -> Image.Image:
     face = Image.new("RGB", (side, side), colour)
     if texture == "plain":
         return face
@@ -242,16 +226,16 @@ class _Background:
         self.draw, self.side, self.dice = ImageDraw.Draw(self.image), side, dice
         getattr(self, name)()
 
-    def shade(self, *colours: Colour) -> None:
+    def shade(self, *colours: RGB) -> None:
         """Fill the image with a vertical gradient."""
         column = Image.new("RGB", (1, len(colours)))
         column.putdata(colours)
         self.image.paste(column.resize((self.side, self.side), Image.Resampling.BILINEAR))
 
-    def disc(self, x: float, y: float, r: float, fill: Colour) -> None:
+    def disc(self, x: float, y: float, r: float, fill: RGB) -> None:
         self.draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=fill)
 
-    def wave(self, level: float, height: float, fill: Colour, angle: float = 5, pieces: int = 24) -> None:
+    def wave(self, level: float, height: float, fill: RGB, angle: float = 5, pieces: int = 24) -> None:
         """Fill the image below a sine curve over ``angle`` radians, drawn in straight pieces."""
         side, phase = self.side, self.dice.between(0, 6.3)
         crest = [
@@ -260,17 +244,17 @@ class _Background:
         ]
         self.draw.polygon([(0, side), *crest, (side, side)], fill=fill)
 
-    def hills(self, *colours: Colour) -> None:
+    def hills(self, *colours: RGB) -> None:
         for i, colour in enumerate(colours):
             self.wave(0.62 + 0.14 * i, 0.035 + 0.01 * i, colour)
 
-    def dots(self, fill: Colour, count: int, top: float, bottom: float, size: float) -> None:
+    def dots(self, fill: RGB, count: int, top: float, bottom: float, size: float) -> None:
         between, side = self.dice.between, self.side
         for _ in range(count):
             x, y = round(between(0, side)), round(between(top * side, bottom * side))
             self.disc(x, y, max(1, round(size * side * between(0.5, 1.0))), fill)
 
-    def clouds(self, fill: Colour) -> None:
+    def clouds(self, fill: RGB) -> None:
         between, side = self.dice.between, self.side
         for _ in range(self.dice.integer(1, 3)):
             x, y, r = between(0.05, 0.85) * side, between(0.06, 0.3) * side, between(0.03, 0.055) * side
@@ -417,7 +401,7 @@ def _draw_group(
     centres, room = _arrange(group.count, region, dice)
     width = min(_WIDTHS[group.size], 0.95 * room) * dice.between(0.92, 1.08)
     side = max(6, round(width * image.width))
-    r, g, b = (min(255, max(0, c + dice.integer(-12, 12))) for c in PALETTE[group.colour])
+    r, g, b = (min(255, max(0, c + dice.integer(-12, 12))) for c in COLOURS[group.colour][0])
     face, mask = _draw_object(group.shape, (r, g, b), group.texture, side)
     shadow, drop = mask.point([value // 4 for value in range(256)]), max(1, side // 20)
     for x, y in centres:
