@@ -44,6 +44,7 @@ from diptych._persistence import (
     CONFIG,
     LOCK,
     TEMPORARY,
+    TENSORS,
     Arrays,
     Schema,
     Tensors,
@@ -55,14 +56,15 @@ from diptych._persistence import (
     flush_file,
     flush_folder,
     name_in_errors,
+    read_config,
     read_entries,
     read_json,
-    read_model_files,
     real_folder,
     replace_file,
     to_builtins,
+    write_config,
     write_json,
-    write_model_files,
+    write_tensors,
 )
 
 RECORD, VERSIONS = "current.json", "versions"
@@ -113,18 +115,6 @@ def is_model_folder(folder: str | os.PathLike[str]) -> bool:
     return any(os.path.isfile(os.path.join(folder, name)) for name in (RECORD, FILE))
 
 
-def find_current(folder: str | os.PathLike[str]) -> Version | None:
-    """Return the current version of a folder; None if nothing was saved there yet."""
-    folder = real_folder(folder)
-    if os.path.lexists(folder / FILE):
-        with Database(folder).reading() as connection:
-            return read_version(folder, connection)
-    if not os.path.lexists(folder / RECORD):
-        return None
-    record = _read_record(folder)
-    return Version(folder, record.version, record.sha256)
-
-
 def read_version(folder: Path, connection: Connection) -> Version | None:
     """Return the version that the database of a folder names; None if nothing was saved there yet."""
     row = connection.execute("SELECT version, sha256 FROM current").fetchone()
@@ -140,12 +130,16 @@ def current_version(folder: str | os.PathLike[str]) -> Version:
     folder = real_folder(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the folder of a model.")
-    version = find_current(folder)
-    if version is None:
-        known = is_model_folder(folder)
-        reason = "nothing was saved there yet" if known else f"it has neither {RECORD} nor {FILE}"
-        raise InputError(f"{folder} is not a model folder: {reason}; give the folder of a model.")
-    return version
+    reason = f"it has neither {RECORD} nor {FILE}"
+    if os.path.lexists(folder / FILE):
+        with Database(folder).reading() as connection:
+            if (version := read_version(folder, connection)) is not None:
+                return version
+        reason = "nothing was saved there yet"
+    elif os.path.lexists(folder / RECORD):
+        record = _read_record(folder)
+        return Version(folder, record.version, record.sha256)
+    raise InputError(f"{folder} is not a model folder: {reason}; give the folder of a model.")
 
 
 def _read_record(folder: Path) -> Record:
@@ -171,12 +165,22 @@ def read_current(folder: str | os.PathLike[str], read: Callable[[Version], T]) -
 
 def write_model_folder(folder: str | os.PathLike[str], kind: str, config: Schema, tensors: Arrays) -> None:
     """Write a model that is a config and arrays; a crash leaves the folder as it was."""
-    write_version(folder, kind, lambda path: write_model_files(path, kind, config, tensors))
+
+    def write(path: Path) -> None:
+        write_tensors(path / TENSORS, tensors, {"format": f"diptych-{kind}"})
+        write_config(path, kind, config)
+
+    write_version(folder, kind, write)
 
 
 def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]) -> tuple[S, Tensors, Path]:
     """Read what ``write_model_folder`` wrote; also return the path of the arrays, for messages."""
-    return read_current(folder, lambda current: read_model_files(current.path, kind, schema))
+
+    def read(version: Version) -> tuple[S, Tensors, Path]:
+        config, files = read_config(version.path, kind, schema)
+        return config, files.read_tensors(), version.path / TENSORS
+
+    return read_current(folder, read)
 
 
 def write_version(folder: str | os.PathLike[str], kind: str, write: Callable[[Path], None]) -> None:
