@@ -62,9 +62,8 @@ from diptych._persistence import (
     real_folder,
     replace_file,
     to_builtins,
-    write_config,
     write_json,
-    write_tensors,
+    write_model_files,
 )
 
 RECORD, VERSIONS = "current.json", "versions"
@@ -165,12 +164,7 @@ def read_current(folder: str | os.PathLike[str], read: Callable[[Version], T]) -
 
 def write_model_folder(folder: str | os.PathLike[str], kind: str, config: Schema, tensors: Arrays) -> None:
     """Write a model that is a config and arrays; a crash leaves the folder as it was."""
-
-    def write(path: Path) -> None:
-        write_tensors(path / TENSORS, tensors, {"format": f"diptych-{kind}"})
-        write_config(path, kind, config)
-
-    write_version(folder, kind, write)
+    write_version(folder, kind, lambda path: write_model_files(path, kind, config, tensors))
 
 
 def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]) -> tuple[S, Tensors, Path]:

@@ -504,3 +504,9 @@ def read_config(folder: Path, kind: str, schema: type[S]) -> tuple[S, ModelFiles
     check_format(content, kind, path)
     header = convert({name: content.pop(name, None) for name in Header.__struct_fields__}, Header, path)
     return convert(content, schema, path), ModelFiles(folder, header.files)
+
+
+def write_model_files(folder: Path, kind: str, config: Schema, tensors: Arrays) -> None:
+    """Write the files of a model that is a config and arrays."""
+    write_tensors(folder / TENSORS, tensors, {"format": f"diptych-{kind}"})
+    write_config(folder, kind, config)
