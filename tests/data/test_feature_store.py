@@ -1,10 +1,5 @@
 import json
 import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +9,7 @@ from PIL import Image
 
 from diptych import InputError
 from diptych._threads import prefetch
-from diptych.data import FeatureStore, PairedDataset, encode_images, encode_texts, join, read_pairs
+from diptych.data import FeatureStore, PairedDataset, encode_images, encode_texts, join
 from diptych.data._feature_store import Job, StoreWriter
 from diptych.encoders import FunctionEncoder, NetworkEncoder, Recipe
 from diptych.scenes import make_scenes
@@ -194,45 +189,6 @@ def test_an_unreadable_image_in_a_folder_with_an_invalid_name_is_skipped(tmp_pat
     pairs = PairedDataset.of([("a.png", ["A caption."])], paths=[folder / "a.png"])
     store = encode_images(pairs, Colour(), tmp_path / "store")
     assert [skipped.id for skipped in store.skipped] == ["a.png"]
-
-
-KILLED = textwrap.dedent("""
-    import sys, time
-    import numpy as np
-    from diptych.data import encode_images, read_pairs
-    from diptych.encoders import NetworkEncoder, Recipe
-
-    def network(batch):
-        time.sleep(0.05)
-        return np.sin(batch).mean(axis=(2, 3))
-
-    encoder = NetworkEncoder(network, Recipe(), "sines", dimension=3)
-    encode_images(read_pairs(sys.argv[1]), encoder, sys.argv[2], batch_size=2)
-""")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
-def test_sigkill_and_resume_give_identical_files(tmp_path):
-    make_scenes(40, size=24).write(tmp_path / "scenes")
-    encoder = NetworkEncoder(lambda batch: np.sin(batch).mean(axis=(2, 3)), Recipe(), "sines", dimension=3)
-
-    def finish(folder):
-        encode_images(read_pairs(tmp_path / "scenes"), encoder, folder, batch_size=2)
-        return content(folder)
-
-    expected = finish(tmp_path / "whole")
-    for after in (1, 9):
-        folder = tmp_path / f"killed-{after}"
-        process = subprocess.Popen([sys.executable, "-c", KILLED, tmp_path / "scenes", folder])
-        journal = folder / "journal.jsonl"
-        while process.poll() is None and not (
-            journal.is_file() and journal.read_bytes().count(b"\n") >= after
-        ):
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        assert not (folder / "config.json").exists()
-        assert finish(folder) == expected
 
 
 def test_damaged_stores_are_refused(pairs, tmp_path):
