@@ -207,10 +207,7 @@ class _Format(NamedTuple):
 
 
 def open_matrix(
-    name: str,
-    key: str | None = None,
-    options: StorageOptions = None,
-    max_bytes: int = LARGEST_PIECE,
+    name: str, key: str | None = None, options: StorageOptions = None, max_bytes: int = LARGEST_PIECE
 ) -> Matrix:
     """Open the matrix in a ``.npy``, Parquet or Zarr file, or a local file that ``open_features`` reads.
 
