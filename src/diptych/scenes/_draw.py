@@ -222,15 +222,15 @@ class _Background:
     """A square image; each background is a method of its name, made of the shapes of the other methods."""
 
     def __init__(self, name: str, side: int, dice: Dice) -> None:
-        self.image = Image.new("RGB", (side, side))
-        self.draw, self.side, self.dice = ImageDraw.Draw(self.image), side, dice
+        self.side, self.dice = side, dice
         getattr(self, name)()
 
     def shade(self, *colours: RGB) -> None:
-        """Fill the image with a vertical gradient."""
+        """Begin the image with a vertical gradient."""
         column = Image.new("RGB", (1, len(colours)))
         column.putdata(colours)
-        self.image.paste(column.resize((self.side, self.side), Image.Resampling.BILINEAR))
+        self.image = column.resize((self.side, self.side), Image.Resampling.BILINEAR)
+        self.draw = ImageDraw.Draw(self.image)
 
     def disc(self, x: float, y: float, r: float, fill: RGB) -> None:
         self.draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=fill)
