@@ -150,38 +150,13 @@ def make_app(hub: HubServer) -> FastAPI:
         }
 
     @app.get("/api/{kind}/{user_name}/{name}/tree/{revision}")
-    @app.get("/api/{kind}/{user_name}/{name}/tree/{revision}/{folder:path}")
-    async def tree(request: Request, kind: str, user_name: str, name: str, revision: str, folder: str = ""):
+    async def tree(request: Request, kind: str, user_name: str, name: str, revision: str):
         repo = find(request, kind, f"{user_name}/{name}")
         if isinstance(repo, Response):
             return repo
         if not repo.has(revision):
             return refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        inside, recursive = (
-            f"{folder}/" if folder else "",
-            request.query_params.get("recursive", "").lower() == "true",
-        )
-        entries = {}
-        for path, content in repo.files(revision).items():
-            if path.startswith(inside):
-                rest = path[len(inside) :].split("/")
-                for depth in range(1, len(rest)):
-                    above = inside + "/".join(rest[:depth])
-                    if recursive or depth == 1:
-                        entries[above] = {"type": "directory", "path": above, "oid": "0" * 40, "size": 0}
-                if recursive or len(rest) == 1:
-                    entries[path] = describe(path, content)
-        return list(entries.values()) if entries or not folder else refuse(404, "EntryNotFound")
-
-    @app.post("/api/{kind}/{user_name}/{name}/paths-info/{revision}")
-    async def paths_info(request: Request, kind: str, user_name: str, name: str, revision: str):
-        repo = find(request, kind, f"{user_name}/{name}")
-        if isinstance(repo, Response):
-            return repo
-        sent = request.headers.get("content-type", "")
-        paths = (await request.json())["paths"] if "json" in sent else (await request.form()).getlist("paths")
-        files = repo.files(revision)
-        return [describe(path, files[path]) for path in paths if path in files]
+        return [describe(path, content) for path, content in repo.files(revision).items()]
 
     @app.post("/api/{kind}/{user_name}/{name}/branch/{branch}")
     async def branch(request: Request, kind: str, user_name: str, name: str, branch: str):
@@ -243,14 +218,7 @@ def make_app(hub: HubServer) -> FastAPI:
 
     @app.api_route("/{user_name}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
     async def resolve(request: Request, user_name: str, name: str, revision: str, path: str):
-        return download(request, "models", f"{user_name}/{name}", revision, path)
-
-    @app.api_route("/{kind}/{user_name}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
-    async def resolve_kind(request: Request, kind: str, user_name: str, name: str, revision: str, path: str):
-        return download(request, kind, f"{user_name}/{name}", revision, path)
-
-    def download(request: Request, kind: str, name: str, revision: str, path: str) -> Response:
-        repo = find(request, kind, name)
+        repo = find(request, "models", f"{user_name}/{name}")
         if isinstance(repo, Response):
             return repo
         if not repo.has(revision):

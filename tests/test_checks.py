@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import diptych
-from diptych._checks import count, missing_package_error
+from diptych._checks import ViewNames, count, missing_package_error, with_article
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,24 @@ from diptych._checks import count, missing_package_error
         (0, "image", "0 images"),
         (1, "image", "1 image"),
         (2, "training image", "2 training images"),
-        (1, "query", "1 query"),
         (12_000, "query", "12,000 queries"),
         (3, "key", "3 keys"),
+        (2, "box", "2 boxes"),
+        (2, "sketch", "2 sketches"),
+        (2, "fish", "2 fish"),
+        (2, "time series", "2 time series"),
+        (0, "audio", "0 audio items"),
+        (1, "audio", "1 audio item"),
+        (2, "Satellitenbild", "2 Satellitenbilds"),
     ],
 )
-def test_a_count_agrees_with_its_noun(n: int, noun: str, expected: str) -> None:
+def test_a_count_agrees_with_its_noun(n, noun, expected):
     assert count(n, noun) == expected
+
+
+def test_names_in_sentences():
+    assert with_article("new audio") == "a new audio item"
+    assert (ViewNames("audio", "text").caption, ViewNames("molecule", "name").caption) == ("caption", "name")
 
 
 def test_a_missing_package_error_names_the_install_command():

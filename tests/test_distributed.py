@@ -290,16 +290,14 @@ def test_its_own_cluster_ends_with_the_engine():
 
 
 class TestBadInput:
-    def test_an_address_without_a_scheduler(self):
+    @pytest.mark.parametrize(
+        "address", ["tcp://127.0.0.1:9", "nonsense", "http://127.0.0.1:1", "tcp://no such host:1"]
+    )
+    def test_an_address_without_a_scheduler(self, address):
         begun = time.monotonic()
-        with pytest.raises(InputError, match=r"no Dask scheduler answers at 'tcp://127.0.0.1:9' within"):
-            DaskEngine("tcp://127.0.0.1:9", timeout=0.5)
-        assert time.monotonic() - begun < 5
-
-    @pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:1", "tcp://no such host:1"])
-    def test_an_invalid_address(self, address):
-        with pytest.raises(InputError, match="no Dask scheduler answers"):
+        with pytest.raises(InputError, match=f"no Dask scheduler answers at '{address}' within"):
             DaskEngine(address, timeout=0.5)
+        assert time.monotonic() - begun < 5
 
     @pytest.mark.parametrize(
         "wrong",

@@ -20,6 +20,7 @@ from diptych._checks import InputError, import_package
 from diptych._threads import prefetch
 
 Arrays: TypeAlias = tuple[Array | None, ...]
+HostArray: TypeAlias = np.ndarray[Any, Any]
 
 BLOCKS_IN_FLIGHT = 2
 """Blocks being copied while another is computed with; two keep the copy engine of a card busy."""
@@ -45,30 +46,33 @@ def copy_to_device(array: Array, device: str) -> Array:
 
 def copy_blocks(blocks: Iterable[Arrays], device: str, in_flight: int = BLOCKS_IN_FLIGHT) -> Iterator[Arrays]:
     """Yield the arrays of each block on a torch ``device``, in order; None stays None."""
-    copier = _Copier(check_device(device))
-    source = iter(blocks)
+    source, target = iter(blocks), check_device(device)
+    with ThreadPoolExecutor(_COPY_THREADS, "copy") as pool:
+        copier = _Copier(target, pool)
 
-    def start(_: int) -> tuple[Arrays, Any, Arrays] | None:
-        # The worker takes the next block itself, so that reading it does not wait for the caller.
-        block = next(source, None)
-        return None if block is None else copier.start(block)
+        def start(_: int) -> tuple[Arrays, Any, Arrays] | None:
+            # The worker takes the next block itself, so that reading it does not wait for the caller.
+            block = next(source, None)
+            return None if block is None else copier.start(block)
 
-    try:
         for copy in prefetch(start, count(), workers=1, window=in_flight + 1):
             if copy is None:
                 return
             yield copier.wait(copy)
-    finally:
-        copier.close()
 
 
-def collect_rows(parts: Iterable[Array], rows: int) -> np.ndarray[Any, Any]:
+def collect_rows(parts: Iterable[Array], rows: int) -> HostArray:
     """Return ``rows`` rows as NumPy from torch arrays that belong below each other.
 
     Each part is copied from its device while the next is computed.
     """
-    result: np.ndarray[Any, Any] | None = None
+    result: HostArray | None = None
     with ThreadPoolExecutor(_COPY_THREADS, "copy") as pool, ThreadPoolExecutor(1, "collect") as in_order:
+
+        def finish(target: HostArray, source: HostArray, wait: Callable[[], Any]) -> None:
+            wait()
+            _copy(target, source, pool)
+
         waiting: deque[Future[None]] = deque()
         start = 0
         for part in parts:
@@ -76,7 +80,7 @@ def collect_rows(parts: Iterable[Array], rows: int) -> np.ndarray[Any, Any]:
             if result is None:
                 result = np.empty((rows, *source.shape[1:]), source.dtype)
             stop = start + len(source)
-            waiting.append(in_order.submit(_finish_copy, result[start:stop], source, wait, pool))
+            waiting.append(in_order.submit(finish, result[start:stop], source, wait))
             if len(waiting) > BLOCKS_IN_FLIGHT:
                 waiting.popleft().result()
             start = stop
@@ -86,7 +90,7 @@ def collect_rows(parts: Iterable[Array], rows: int) -> np.ndarray[Any, Any]:
     return result
 
 
-def _start_copy_to_host(part: Array) -> tuple[np.ndarray[Any, Any], Callable[[], Any]]:
+def _start_copy_to_host(part: Array) -> tuple[HostArray, Callable[[], Any]]:
     """Return the host array that ``part`` is being copied to, and a function that waits for the copy."""
     if part.device.type != "cuda":
         return part.numpy(), lambda: None
@@ -99,17 +103,7 @@ def _start_copy_to_host(part: Array) -> tuple[np.ndarray[Any, Any], Callable[[],
     return locked.numpy(), event.synchronize
 
 
-def _finish_copy(
-    target: np.ndarray[Any, Any],
-    source: np.ndarray[Any, Any],
-    wait: Callable[[], Any],
-    pool: ThreadPoolExecutor,
-) -> None:
-    wait()
-    _copy(target, source, pool)
-
-
-def _copy(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], pool: ThreadPoolExecutor) -> None:
+def _copy(target: HostArray, source: HostArray, pool: ThreadPoolExecutor) -> None:
     # Several threads, because one alone copies slower than the bus.
     parts = max(1, min(_COPY_THREADS, source.nbytes // _BYTES_PER_THREAD))
     bounds = [len(source) * part // parts for part in range(parts + 1)]
@@ -123,12 +117,11 @@ def _copy(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], pool: Thre
 class _Copier:
     """Copies blocks to one device; to CUDA on a stream of its own, from page-locked memory."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, pool: ThreadPoolExecutor) -> None:
         import torch
 
-        self._torch, self._device = torch, device
+        self._torch, self._device, self._pool = torch, device, pool
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._pool = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="copy")
 
     def start(self, block: Arrays) -> tuple[Arrays, Any, Arrays]:
         """Return the arrays on the device, the event of their arrival, and the sources to keep until then."""
@@ -153,9 +146,6 @@ class _Copier:
                 if array is not None:
                     array.record_stream(current)
         return arrays
-
-    def close(self) -> None:
-        self._pool.shutdown()
 
     def _on_cpu(self, array: Array | None) -> Array | None:
         if array is None:

@@ -30,8 +30,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
@@ -44,6 +44,7 @@ from diptych._persistence import (
     CONFIG,
     LOCK,
     TEMPORARY,
+    TENSORS,
     Arrays,
     Schema,
     Tensors,
@@ -55,9 +56,9 @@ from diptych._persistence import (
     flush_file,
     flush_folder,
     name_in_errors,
+    read_config,
     read_entries,
     read_json,
-    read_model_files,
     real_folder,
     replace_file,
     to_builtins,
@@ -113,18 +114,6 @@ def is_model_folder(folder: str | os.PathLike[str]) -> bool:
     return any(os.path.isfile(os.path.join(folder, name)) for name in (RECORD, FILE))
 
 
-def find_current(folder: str | os.PathLike[str]) -> Version | None:
-    """Return the current version of a folder; None if nothing was saved there yet."""
-    folder = real_folder(folder)
-    if os.path.lexists(folder / FILE):
-        with Database(folder).reading() as connection:
-            return read_version(folder, connection)
-    if not os.path.lexists(folder / RECORD):
-        return None
-    record = _read_record(folder)
-    return Version(folder, record.version, record.sha256)
-
-
 def read_version(folder: Path, connection: Connection) -> Version | None:
     """Return the version that the database of a folder names; None if nothing was saved there yet."""
     row = connection.execute("SELECT version, sha256 FROM current").fetchone()
@@ -140,12 +129,16 @@ def current_version(folder: str | os.PathLike[str]) -> Version:
     folder = real_folder(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the folder of a model.")
-    version = find_current(folder)
-    if version is None:
-        known = is_model_folder(folder)
-        reason = "nothing was saved there yet" if known else f"it has neither {RECORD} nor {FILE}"
-        raise InputError(f"{folder} is not a model folder: {reason}; give the folder of a model.")
-    return version
+    reason = f"it has neither {RECORD} nor {FILE}"
+    if os.path.lexists(folder / FILE):
+        with Database(folder).reading() as connection:
+            if (version := read_version(folder, connection)) is not None:
+                return version
+        reason = "nothing was saved there yet"
+    elif os.path.lexists(folder / RECORD):
+        record = _read_record(folder)
+        return Version(folder, record.version, record.sha256)
+    raise InputError(f"{folder} is not a model folder: {reason}; give the folder of a model.")
 
 
 def _read_record(folder: Path) -> Record:
@@ -154,14 +147,19 @@ def _read_record(folder: Path) -> Record:
 
 def read_current(folder: str | os.PathLike[str], read: Callable[[Version], T]) -> T:
     """Return what ``read`` makes of the current version, all of it from that one version."""
-    for _ in range(ATTEMPTS):
+    attempts = 0
+    while True:
         version = current_version(folder)
         try:
-            return _read_version(version, read)
+            if os.path.realpath(version.path) != os.fspath(version.path):
+                raise InputError(f"{version.path} is a link; expected the folder of a model's version.")
+            config = check_plain_file(version.path / CONFIG)
+            check_same(config, file_digest(config) == version.digest)
+            return read(version)
         except (InputError, OSError):
-            if current_version(folder) == version:
+            attempts += 1
+            if attempts > ATTEMPTS or current_version(folder) == version:
                 raise
-    return _read_version(current_version(folder), read)
 
 
 def write_model_folder(folder: str | os.PathLike[str], kind: str, config: Schema, tensors: Arrays) -> None:
@@ -171,7 +169,12 @@ def write_model_folder(folder: str | os.PathLike[str], kind: str, config: Schema
 
 def read_model_folder(folder: str | os.PathLike[str], kind: str, schema: type[S]) -> tuple[S, Tensors, Path]:
     """Read what ``write_model_folder`` wrote; also return the path of the arrays, for messages."""
-    return read_current(folder, lambda current: read_model_files(current.path, kind, schema))
+
+    def read(version: Version) -> tuple[S, Tensors, Path]:
+        config, files = read_config(version.path, kind, schema)
+        return config, files.read_tensors(), version.path / TENSORS
+
+    return read_current(folder, read)
 
 
 def write_version(folder: str | os.PathLike[str], kind: str, write: Callable[[Path], None]) -> None:
@@ -179,10 +182,13 @@ def write_version(folder: str | os.PathLike[str], kind: str, write: Callable[[Pa
 
     ``write`` writes its files to an empty folder. A folder that holds something else is never written to.
     """
+    from filelock import FileLock  # only writers need it, and it imports asyncio
+
     folder = real_folder(folder)
     _check_place(folder, kind)
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
+    check_own(folder, LOCK)
+    with FileLock(folder / LOCK):
         previous = _check_place(folder, kind)
         name = next_version("" if previous is None else previous.version)
         version = write_files(folder, name, write)
@@ -199,7 +205,8 @@ def write_files(folder: Path, name: str, write: Callable[[Path], None]) -> Versi
     try:
         with name_in_errors(draft):
             write(draft)
-        flush_version(draft)
+        for path in (draft, *draft.rglob("*")):
+            (flush_folder if path.is_dir() else flush_file)(path)
         version = Version(folder, name, file_digest(draft / CONFIG))
         draft.rename(version.path)
     except BaseException:
@@ -207,12 +214,6 @@ def write_files(folder: Path, name: str, write: Callable[[Path], None]) -> Versi
         raise
     flush_folder(folder / VERSIONS)
     return version
-
-
-def flush_version(folder: Path) -> None:
-    """Wait until all files of a version are on the disk."""
-    for path in (folder, *folder.rglob("*")):
-        (flush_folder if path.is_dir() else flush_file)(path)
 
 
 def link_file(name: str, source: Path, target: Path) -> None:
@@ -225,24 +226,6 @@ def link_file(name: str, source: Path, target: Path) -> None:
             os.link(source / name, target / name)
         except OSError:
             shutil.copyfile(source / name, target / name)
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process writes to a model folder, and keep others from writing."""
-    from filelock import FileLock  # only writers need it, and it imports asyncio
-
-    check_own(folder, LOCK)
-    with FileLock(folder / LOCK):
-        yield
-
-
-def _read_version(version: Version, read: Callable[[Version], T]) -> T:
-    if os.path.realpath(version.path) != os.fspath(version.path):
-        raise InputError(f"{version.path} is a link; expected the folder of a model's version.")
-    config = check_plain_file(version.path / CONFIG)
-    check_same(config, file_digest(config) == version.digest)
-    return read(version)
 
 
 def _check_place(folder: Path, kind: str) -> Record | None:

@@ -151,12 +151,9 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 def library_version() -> str:
     """Return the version of this library, which is written beside every model."""
-    from importlib.metadata import PackageNotFoundError, version
+    from diptych import __version__
 
-    try:
-        return version("diptych")
-    except PackageNotFoundError:
-        return "unknown"
+    return __version__
 
 
 def real_folder(folder: str | os.PathLike[str]) -> Path:
@@ -513,11 +510,3 @@ def write_model_files(folder: Path, kind: str, config: Schema, tensors: Arrays) 
     """Write the files of a model that is a config and arrays."""
     write_tensors(folder / TENSORS, tensors, {"format": f"diptych-{kind}"})
     write_config(folder, kind, config)
-
-
-def read_model_files(
-    folder: Path, kind: str, schema: type[S], *, mmap: bool = False
-) -> tuple[S, Tensors, Path]:
-    """Read what ``write_model_files`` wrote; with ``mmap``, the arrays stay on disk."""
-    config, files = read_config(folder, kind, schema)
-    return config, files.read_tensors(mmap=mmap), folder / TENSORS

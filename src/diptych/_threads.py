@@ -243,6 +243,17 @@ def _set_at_work() -> None:
     _this_thread.at_work = True
 
 
+@contextmanager
+def alone_on_thread() -> Iterator[None]:
+    """Run a block on this thread and one of BLAS, because other threads of a pool have the other cores."""
+    with one_blas_thread():
+        _set_at_work()
+        try:
+            yield
+        finally:
+            _this_thread.at_work = False
+
+
 def _is_at_work() -> bool:
     """Return whether this thread works on one of several items at once: the other cores are taken."""
     return getattr(_this_thread, "at_work", False)

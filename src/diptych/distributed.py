@@ -10,17 +10,14 @@ import pickle
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import numpy as np  # noqa: F401, its BLAS must be loaded to be limited
-import threadpoolctl
-
 from diptych._checks import InputError, check_count, import_package
 from diptych._progress import progress_bar
+from diptych._threads import alone_on_thread
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -289,39 +286,11 @@ def run_task(function: Callable[[Any], Any], item: bytes, shared: Any = None) ->
     value = unpickle(item)
     if shared is not None:
         value = replace(value, shared=shared)
-    with _one_blas_thread():
+    with alone_on_thread():
         return TaskResult(function(value))
 
 
 def merge_results(function: Callable[[Any, Any], Any], results: Sequence[TaskResult]) -> TaskResult:
     """Merge neighbouring results from left to right. Runs on a worker."""
-    with _one_blas_thread():
+    with alone_on_thread():
         return TaskResult(functools.reduce(function, (result.value for result in results)))
-
-
-_lock = threading.Lock()
-_running_tasks = 0
-_restore = ExitStack()
-
-
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Run a task with one BLAS thread: worker threads share the cores, and sums must keep their order.
-
-    The setting holds for the process, so the first of several simultaneous tasks makes it and the last one
-    restores what was before.
-    """
-    global _running_tasks
-    with _lock:
-        _running_tasks += 1
-        if _running_tasks == 1:
-            # Not cached: an object that was just unpickled may have loaded another BLAS library.
-            blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
-            _restore.enter_context(blas.limit(limits=1))
-    try:
-        yield
-    finally:
-        with _lock:
-            _running_tasks -= 1
-            if _running_tasks == 0:
-                _restore.close()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from diptych import InputError
 from diptych.data import join, read_pairs, split_by_image
 from diptych.data._tables import MetadataReader
+from table_files import write_table
 
 ROWS = [
     {"image": "a.jpg", "caption": "A cat.", "year": 2010, "tag": "pet", "rating": 4.5, "ok": True},
@@ -33,17 +34,7 @@ EXPECTED = {
 
 
 def write(folder, rows, kind):
-    """Write rows as a table of some kind."""
-    path = folder / f"pairs.{kind}"
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    else:
-        mark = "\t" if kind == "tsv" else ","
-        cells = [["" if v is None else str(v) for v in row.values()] for row in rows]
-        path.write_text("".join(mark.join(line) + "\n" for line in [list(rows[0]), *cells]), "utf-8")
-    return path
+    return write_table(folder / f"pairs.{kind}", rows)
 
 
 def column(folder, *cells):
@@ -258,5 +249,3 @@ def test_formats_without_columns_have_no_metadata(tmp_path):
     path.write_text(json.dumps({"images": [{"filename": "a.jpg", "split": "train", "sentences": sentences}]}))
     with pytest.raises(InputError, match="metadata has no effect on .*, which is not a table"):
         read_pairs(path, metadata=["year"])
-    with pytest.raises(InputError, match="metadata has no effect on hf:"):
-        read_pairs("hf:./folder", metadata=["year"])

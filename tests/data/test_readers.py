@@ -12,6 +12,7 @@ from diptych import InputError
 from diptych._checks import DataWarning
 from diptych.data import read_pairs
 from diptych.data._files import contained_path
+from table_files import write_table
 
 
 def karpathy_entry(name, split, captions, first, **more):
@@ -136,25 +137,6 @@ ROWS = [
     {"File_Name": "b.png", "Caption": 'It says "hello"', "split": "validation"},
     {"File_Name": "a.png", "Caption": "A ball\nin two lines", "split": "train"},
 ]
-
-
-def write_table(path, rows):
-    import csv
-
-    suffix = path.suffix
-    if suffix == ".parquet":
-        pa = pytest.importorskip("pyarrow")
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
-    elif suffix == ".jsonl":
-        path.write_text("\n".join(json.dumps(row) for row in rows))
-    else:
-        with open(path, "w", newline="", encoding="utf-8-sig") as file:
-            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if suffix == ".tsv" else ",")
-            writer.writeheader()
-            writer.writerows(rows)
-    return path
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diptych import InputError, read_pairs
-from diptych._checks import ViewNames, count, plural, with_article
+from diptych._checks import ViewNames
 from diptych.data import PairedDataset, encode_images, inspect_pairs
 from diptych.encoders import FunctionEncoder
 from example_files import code_blocks
@@ -162,20 +162,3 @@ def test_a_staged_encoder_reads_its_files_in_threads(clips, tones, tmp_path):
     assert (len(store.ids), [each.id for each in store.skipped]) == (10, ["broken.wav"])
     assert staged.threads
     assert all(name.startswith("prefetch") for name in staged.threads)
-
-
-def test_names_in_sentences():
-    assert [count(n, "audio") for n in (0, 1, 2)] == ["0 audio items", "1 audio item", "2 audio items"]
-    assert [
-        plural(noun) for noun in ("video", "time series", "fish", "sketch", "box", "day", "Satellitenbild")
-    ] == [
-        "videos",
-        "time series",
-        "fish",
-        "sketches",
-        "boxes",
-        "days",
-        "Satellitenbilds",
-    ]
-    assert with_article("new audio") == "a new audio item"
-    assert (ViewNames("audio", "text").caption, ViewNames("molecule", "name").caption) == ("caption", "name")

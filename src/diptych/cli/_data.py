@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from diptych.data import FeatureStore, PairsReport
     from diptych.encoders import HKSE
 
-PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, a folder, or hf:user/name.")]
+PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="A pairs file, or a folder.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 
 

@@ -25,9 +25,7 @@ data_option = partial(option, panel="Data")
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder, written by fit.")]
 Source = Annotated[
     Path,
-    typer.Argument(
-        metavar="SOURCE", help="Pairs (a file, a folder, hf:user/name), or features of the first view."
-    ),
+    typer.Argument(metavar="SOURCE", help="Pairs (a file or a folder), or features of the first view."),
 ]
 Texts = Annotated[
     Path | None, typer.Argument(metavar="[TEXTS]", help="Features of the second view, if SOURCE is features.")

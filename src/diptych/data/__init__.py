@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from diptych.data._feature_store import FeatureStore
     from diptych.data._inspect import PairsReport, inspect_pairs
     from diptych.data._matrix_files import open_features
-    from diptych.data._pairs import (
-        PairedDataset,
-        PairedViews,
-        join,
-        split_by_image,
-    )
+    from diptych.data._pairs import PairedDataset, PairedViews, join, split_by_image
     from diptych.data._readers import read_pairs
     from diptych.data._shards import Shards, shards
 
@@ -41,12 +36,7 @@ __getattr__, __dir__ = export_lazily(
         "_feature_store": ["FeatureStore"],
         "_inspect": ["PairsReport", "inspect_pairs"],
         "_matrix_files": ["open_features"],
-        "_pairs": [
-            "PairedDataset",
-            "PairedViews",
-            "join",
-            "split_by_image",
-        ],
+        "_pairs": ["PairedDataset", "PairedViews", "join", "split_by_image"],
         "_readers": ["read_pairs"],
         "_shards": ["Shards", "shards"],
     },

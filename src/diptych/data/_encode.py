@@ -19,14 +19,7 @@ from diptych._arrays import to_numpy
 from diptych._checks import InputError, check_choice, plural
 from diptych._progress import progress_bar
 from diptych._threads import prefetch, thread_count
-from diptych.data._feature_store import (
-    DTYPES,
-    Features,
-    FeatureStore,
-    Job,
-    StoreWriter,
-    open_finished,
-)
+from diptych.data._feature_store import DTYPES, Features, FeatureStore, Job, StoreWriter, open_finished
 from diptych.data._pairs import PairedDataset
 from diptych.encoders import ImageEncoder, SentenceEncoder
 from diptych.encoders._decoding import DEFAULT_MAX_PIXELS

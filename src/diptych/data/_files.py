@@ -87,22 +87,26 @@ def explain_errors(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"{name} does not exist; check the name.") from None
     except Exception as error:  # every file system and every format raises classes of its own
-        detail = (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
         raise InputError(
-            f"{name} could not be read ({detail}); it is damaged, of another format, or cannot be reached."
+            f"{name} could not be read ({_first_line(error)}); it is damaged, of another format, or cannot "
+            "be reached."
         ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
 
 
 @contextmanager
 def explain_hub_errors(name: str) -> Iterator[None]:
-    """Turn the errors of the Hugging Face libraries in the block into an ``InputError`` about ``name``."""
+    """Turn the errors of huggingface_hub in the block into an ``InputError`` about ``name``."""
     errors = importlib.import_module("huggingface_hub.errors")
     unreachable = errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # the libraries raise many classes of their own
+    except Exception as error:  # the library raises many classes of its own
         if isinstance(error, OSError) and error.filename is not None:  # of this machine
             raise
         # The answer of the Hub may be the cause of another error.
@@ -120,10 +124,7 @@ def explain_hub_errors(name: str) -> Iterator[None]:
             message = f"{name} has no such revision; give a branch, a tag or a commit of it."
         elif any(isinstance(cause, errors.LocalTokenNotFoundError) for cause in causes) or status == 401:
             message = f"{name} needs a valid login to the Hub, or does not exist; log in with: hf auth login"
-        elif (
-            isinstance(answer, errors.RepositoryNotFoundError)
-            or type(error).__name__ == "DatasetNotFoundError"
-        ):
+        elif isinstance(answer, errors.RepositoryNotFoundError):
             message = f"there is no {name} on the Hub, or you may not see it; check the name and your login."
         elif status == 403:
             message = f"the Hub does not allow this for {name}; use a token that may write there."
@@ -137,11 +138,7 @@ def explain_hub_errors(name: str) -> Iterator[None]:
                 "HF_HUB_OFFLINE is not set."
             )
         else:
-            reason: BaseException = error
-            while reason.__cause__ is not None:
-                reason = reason.__cause__
-            detail = (str(reason).splitlines() or [""])[0].rstrip(".") or type(reason).__name__
-            message = f"{name} could not be read ({detail})."
+            message = f"{name} could not be read ({_first_line(error)})."
         raise InputError(message) from None
 
 
@@ -172,33 +169,26 @@ def open_file(name: str, options: StorageOptions) -> BinaryIO:
 
 
 def read_bytes(name: str, start: int, stop: int, options: StorageOptions = None) -> bytes:
-    """Return the bytes from ``start`` to ``stop``, or to the end if that comes first."""
-    with explain_errors(name):
-        if is_remote(name):
-            system, path = _find_filesystem(name, options)
-            return system.cat_file(path, start, stop)  # type: ignore[no-any-return]
-        with open(name, "rb") as file:
-            file.seek(start)
-            return file.read(stop - start)
+    """Return the bytes of the file at a URL from ``start`` to ``stop``, or to the end if that comes first."""
+    system, path = _find_filesystem(name, options)
+    return system.cat_file(path, start, stop)  # type: ignore[no-any-return]
 
 
 def remote_size(name: str, options: StorageOptions) -> int:
     """Return the size of the file at a URL."""
-    with explain_errors(name):
-        system, path = _find_filesystem(name, options)
-        return int(system.info(path)["size"])
+    system, path = _find_filesystem(name, options)
+    return int(system.info(path)["size"])
 
 
 def file_version(name: str, options: StorageOptions = None) -> str:
     """Return a string that changes when the size, time or tag of a file, or of any file in a folder, does."""
-    with explain_errors(name):
-        if is_remote(name):
-            system, path = _find_filesystem(name, options)
-            entries = system.find(path, detail=True) or {path: system.info(path)}
-            return repr([(file, _describe_version(entries[file])) for file in sorted(entries)])
-        files = sorted(file for file in Path(name).rglob("*") if file.is_file()) or [Path(name)]
-        stats = [(file, file.stat()) for file in files]
-        return repr([(file.as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats])
+    if is_remote(name):
+        system, path = _find_filesystem(name, options)
+        entries = system.find(path, detail=True) or {path: system.info(path)}
+        return repr([(file, _describe_version(entries[file])) for file in sorted(entries)])
+    files = sorted(file for file in Path(name).rglob("*") if file.is_file()) or [Path(name)]
+    stats = [(file, file.stat()) for file in files]
+    return repr([(file.as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats])
 
 
 def _describe_version(info: Mapping[str, Any]) -> tuple[str, str]:

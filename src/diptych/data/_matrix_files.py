@@ -207,21 +207,19 @@ class _Format(NamedTuple):
 
 
 def open_matrix(
-    name: str,
-    key: str | None = None,
-    options: StorageOptions = None,
-    max_bytes: int = LARGEST_PIECE,
+    name: str, key: str | None = None, options: StorageOptions = None, max_bytes: int = LARGEST_PIECE
 ) -> Matrix:
     """Open the matrix in a ``.npy``, Parquet or Zarr file, or a local file that ``open_features`` reads.
 
     Only the header is read.
     """
-    matrix = _find_format(name).open(name, key, options, max_bytes)
+    with explain_errors(name):
+        matrix = _find_format(name).open(name, key, options, max_bytes)
+        version = file_version(name, options)
     if np.dtype(matrix.dtype).kind not in "fiu" or matrix.width < 1:
         raise InputError(
             f"{name} holds {matrix.dtype}[{matrix.rows}, {matrix.width}]; expected a matrix of real numbers."
         )
-    version = file_version(name, options)
     return replace(matrix, key=matrix.key or key, version=version, options=options, max_bytes=max_bytes)
 
 
@@ -247,8 +245,7 @@ def _read_local(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
 
 def _open_remote_npy(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
     head = io.BytesIO(read_bytes(name, 0, _NPY_HEADER_BYTES, options))
-    with explain_errors(name):
-        shape, fortran, dtype, offset = read_npy_header(head)
+    shape, fortran, dtype, offset = read_npy_header(head)
     if len(shape) != 2 or fortran:
         order = ", columns first" if fortran else ""
         raise InputError(f"{name} holds {dtype}{list(shape)}{order}; expected a matrix, rows first.")
@@ -267,7 +264,7 @@ def _read_remote_npy(matrix: Matrix, start: int, stop: int) -> NDArray[Any]:
 
 
 def _open_parquet(name: str, key: str | None, options: StorageOptions, max_bytes: int) -> Matrix:
-    with explain_errors(name), _parquet_file(name, options) as file:
+    with _parquet_file(name, options) as file:
         fields = {field.name: field.type for field in file.schema_arrow if _is_vector_type(field.type)}
         if key is None and len(fields) != 1:
             columns = ", ".join(fields) or "none"

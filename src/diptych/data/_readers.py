@@ -29,7 +29,6 @@ from diptych._checks import (
 )
 from diptych._threads import prefetch, thread_count
 from diptych.data._files import MAX_TEXT_BYTES, check_file, contained_path, read_lines
-from diptych.data._hub_datasets import PREFIX, open_hub_dataset
 from diptych.data._pairs import SPLITS, PairedDataset, normalize_split
 from diptych.data._photos import list_photos, read_photo
 from diptych.data._tables import TABLE_SUFFIXES, ColumnNames, MetadataReader, Rows, open_table
@@ -50,10 +49,17 @@ _CAPTION_COLUMNS = (
     *("caption", "captions", "text", "sentence", "sentences", "description", "comment", "alt", "title"),
     *("raw", "label"),
 )
-PAIRS_SUFFIXES = (".json", ".token", ".txt", *TABLE_SUFFIXES)
 _SPLIT_COLUMNS = ("split", "subset", "partition", "fold")
 
 Format: TypeAlias = Literal["json", "tokens", "flickr8k", "table", "folder"]
+
+_FORMATS: dict[str, Format] = {
+    ".json": "json",
+    ".token": "tokens",
+    ".txt": "tokens",
+    **dict.fromkeys(TABLE_SUFFIXES, "table"),
+}
+PAIRS_SUFFIXES = tuple(_FORMATS)
 
 
 def read_pairs(
@@ -81,12 +87,9 @@ def read_pairs(
         folder are the lines of the ``.txt`` files beside them, or else what the image files say (IPTC and XMP
         description, title, headline; ``.xmp`` files beside them too), with date, place, camera and keywords
         as metadata.
-        ``"hf:user/name"``: a dataset of the Hugging Face Hub, ``"hf:./folder"``: one on this machine, either
-        with ``?config=…&split=…&revision=…``; see ``docs/data.md``.
     images
         The folder of the images. None: for a table its own folder, or ``images`` beside it; for other
-        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images. For
-        ``hf:`` it is the folder that images are written to; None: one in the cache of ``datasets``.
+        files the paths stay unknown. For COCO it holds ``train2014`` and ``val2014``, or all images.
     image_column, caption_column, split_column
         Columns of a table; None: the usual names (``image``, ``file_name``, …; ``caption``, ``text``, …;
         ``split``).
@@ -124,29 +127,21 @@ def read_pairs(
     """
     names = check_view_names(views)
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
-    settings = {"encoding": encoding, "metadata": metadata}
+    settings = {**columns, "encoding": encoding, "metadata": metadata}
     folder = None if images is None else Path(images)
     options = _Options(folder, columns, encoding, metadata, max_bytes, names, needs_captions)
-    if os.fspath(path).startswith(PREFIX):
-        _refuse_useless(path, {**settings, "format": format})
-        return _read_hub_dataset(os.fspath(path), options).with_views(names)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a file of pairs or a folder of {plural(names.image)}.")
     if format is None:
         format, path = detect_format(path)
     check_choice(format, tuple(_READERS), "format")
-    if format != "table":
-        _refuse_useless(f"{path}, which is not a table", {**columns, **settings})
+    for name, value in settings.items():
+        if value is not None and format != "table":
+            raise InputError(f"{name} has no effect on {path}, which is not a table; leave it out.")
     if folder is not None:
         _check_folder(folder, names)
     return _READERS[format](path, options).with_views(names)
-
-
-def _refuse_useless(path: object, settings: Mapping[str, object]) -> None:
-    for name, value in settings.items():
-        if value is not None:
-            raise InputError(f"{name} has no effect on {path}; leave it out.")
 
 
 @dataclass(frozen=True)
@@ -179,14 +174,9 @@ def detect_format(path: Path) -> tuple[Format, Path]:
         if not candidates:
             return "folder", path
         path = candidates[0]
-    suffix = path.suffix.lower()
-    if suffix in TABLE_SUFFIXES:
-        return "table", path
-    if suffix == ".json":
-        return "json", path
-    if suffix in (".token", ".txt"):
-        return "tokens", path
-    raise InputError(f"{path} is not a file of pairs; expected {', '.join(PAIRS_SUFFIXES)}, or a folder.")
+    if (suffix := path.suffix.lower()) not in _FORMATS:
+        raise InputError(f"{path} is not a file of pairs; expected {', '.join(PAIRS_SUFFIXES)}, or a folder.")
+    return _FORMATS[suffix], path
 
 
 def _read_json(path: Path, options: _Options) -> PairedDataset:
@@ -215,12 +205,13 @@ def _parse_coco(content: dict[str, Any], path: Path, options: _Options) -> Paire
         raise InputError(f"{path} holds no captions.")
     # Annotations come in no order; sorting keeps the captions of an image together.
     annotations.sort(key=lambda annotation: annotation[0])
+    pairing, captions, caption_ids = zip(*annotations, strict=True)
     split = next((split for split in SPLITS if split in path.name.lower()), None)
     return PairedDataset(
         names,
-        tuple(caption.strip() for _, caption, _ in annotations),
-        np.array([row for row, _, _ in annotations], np.int64),
-        tuple(caption_id for _, _, caption_id in annotations),
+        tuple(caption.strip() for caption in captions),
+        np.array(pairing, np.int64),
+        caption_ids,
         None if split is None else (split,) * len(names),
         options.paths(names),
     )
@@ -317,12 +308,10 @@ def _read_folder(folder: Path, options: _Options) -> PairedDataset:
     _check_folder(folder, names)
     files = list_photos(folder, partial(_is_item, names=names))
     threads = thread_count(None)
-    texts = list(prefetch(read_photo, files.values(), threads, 4 * threads))
-    captions = [
-        (row, f"{name}#{end}", caption)
-        for row, (name, text) in enumerate(zip(files, texts, strict=True))
-        for end, caption in text.captions.items()
-    ]
+    texts = dict(zip(files, prefetch(read_photo, files.values(), threads, 4 * threads), strict=True))
+    captions = {
+        f"{name}#{end}": caption for name, text in texts.items() for end, caption in text.captions.items()
+    }
     if options.needs_captions and not captions:
         raise InputError(
             f"{folder} has {count(len(files), names.image)} and no {plural(names.caption)}; expected a "
@@ -330,11 +319,11 @@ def _read_folder(folder: Path, options: _Options) -> PairedDataset:
         )
     return PairedDataset(
         tuple(files),
-        tuple(caption for *_, caption in captions),
-        np.array([row for row, *_ in captions], np.int64),
-        tuple(caption_id for _, caption_id, _ in captions),
+        tuple(captions.values()),
+        np.repeat(np.arange(len(files)), [len(text.captions) for text in texts.values()]),
+        tuple(captions),
         paths=tuple(files.values()),
-        metadata={name: text.metadata for name, text in zip(files, texts, strict=True) if text.metadata},
+        metadata={name: text.metadata for name, text in texts.items() if text.metadata},
     )
 
 
@@ -355,72 +344,49 @@ def _read_table(path: Path, options: _Options) -> PairedDataset:
             f"{path} is empty; expected columns such as {names.image} and {names.caption}, one row per "
             f"{names.caption}."
         )
-    image = _find_column(
-        columns, options.columns["image_column"], (names.image, *_IMAGE_COLUMNS), "image_column", path
-    )
-    caption, wanted, usual = None, options.columns["caption_column"], (names.caption, *_CAPTION_COLUMNS)
-    metadata = options.metadata
-    has_captions = wanted is not None or any(name.strip().lower() in usual for name in columns)
-    if has_captions or options.needs_captions:
-        caption = _find_column(columns, wanted, usual, "caption_column", path)
-    elif metadata is None:
-        metadata = "all"
-    split, split_column = None, options.columns["split_column"]
-    if split_column is not None or any(name.lower() in _SPLIT_COLUMNS for name in columns):
-        split = _find_column(columns, split_column, _SPLIT_COLUMNS, "split_column", path)
-    collected = None
+
+    def find(option: str, usual: Sequence[str], *, required: bool) -> str:
+        """Return the column that was named, or one with a usual name; "" if there is none."""
+        if (wanted := options.columns[option]) is not None:
+            if wanted not in columns:
+                raise InputError(f"{path} has no column {wanted!r}; it has {', '.join(columns)}.")
+            return wanted
+        by_name = {name.strip().lower(): name for name in reversed(columns)}
+        column = next((by_name[name.lower()] for name in usual if name.lower() in by_name), "")
+        if required and not column:
+            raise InputError(
+                f"{path} has the columns {', '.join(columns)}, and none has a usual name for the {usual[0]}; "
+                f"name it with {option}."
+            )
+        return column
+
+    image = find("image_column", (names.image, *_IMAGE_COLUMNS), required=True)
+    caption = find("caption_column", (names.caption, *_CAPTION_COLUMNS), required=options.needs_captions)
+    split = find("split_column", _SPLIT_COLUMNS, required=False)
+    metadata = "all" if options.metadata is None and not caption else options.metadata
+    reader = None
     if metadata is not None:
         is_typed = path.suffix.lower() not in (".csv", ".tsv")
-        used = {image, caption, split}
-        collected = MetadataReader(metadata, used, path, typed=is_typed)
-    pairs = _join_rows(rows, image, caption, split, path, names, collected)
-    if collected is not None:
-        pairs = replace(pairs, metadata=collected.finish(columns, pairs.image_ids, pairs.caption_ids))
+        reader = MetadataReader(metadata, {image, caption, split}, path, typed=is_typed)
+    pairs = _join_rows(rows, image, caption, split, path, names, reader)
+    if reader is not None:
+        pairs = replace(pairs, metadata=reader.finish(columns, pairs.image_ids, pairs.caption_ids))
     folder = options.images or _find_folder(path, pairs.image_ids[0], names)
     if folder is None:
         return pairs
     return replace(pairs, paths=tuple(contained_path(folder, name) for name in pairs.image_ids))
 
 
-def _read_hub_dataset(name: str, options: _Options) -> PairedDataset:
-    """Read a dataset of the Hub, or a local folder in its formats; its images are written to a folder."""
-    if options.views.image != "image":
-        raise InputError(f"{name}: of datasets with hf: only images are read; leave the names of views out.")
-    dataset = open_hub_dataset(name)
-    columns, images = list(dataset.features), dataset.find_image_columns()
-    wanted = options.columns["image_column"]
-    if not images or wanted not in (None, *images):
-        which = "none" if wanted is None or not images else repr(wanted)
-        raise InputError(
-            f"{name} has the columns {', '.join(columns)}, and {which} holds images; name one that does."
-        )
-    if wanted is not None or len(images) > 1:
-        images = [_find_column(images, wanted, _IMAGE_COLUMNS, "image_column", name)]
-    wanted, captions = options.columns["caption_column"], dataset.find_numbered_captions()
-    usual = any(column.lower() in _CAPTION_COLUMNS for column in columns)
-    if wanted is not None or usual or not captions:
-        captions = [_find_column(columns, wanted, _CAPTION_COLUMNS, "caption_column", name)]
-    split = options.columns["split_column"]
-    if split is not None and len(dataset.splits) > 1:
-        raise InputError(f"{name} is split already, so split_column has no effect; leave it out.")
-    if split is not None or (len(dataset.splits) == 1 and any(c.lower() in _SPLIT_COLUMNS for c in columns)):
-        split = _find_column(columns, split, _SPLIT_COLUMNS, "split_column", name)
-    folder = options.images or dataset.default_folder()
-    rows = dataset.rows(images[0], captions, split, folder, options.max_bytes)
-    pairs = _join_rows(rows, "image", "caption", "split", name, options.views)
-    return replace(pairs, paths=tuple(contained_path(folder, file) for file in pairs.image_ids))
-
-
 def _join_rows(
     rows: Rows,
     image: str,
-    caption: str | None,
-    split: str | None,
-    path: Path | str,
+    caption: str,
+    split: str,
+    path: Path,
     names: ViewNames,
-    metadata: MetadataReader | None = None,
+    metadata: MetadataReader | None,
 ) -> PairedDataset:
-    """Return the pairs in the rows of a table; ``path`` is for messages. ``metadata`` takes each row."""
+    """Return the pairs in the rows of a table, given its columns; ``metadata`` takes each row."""
     image_rows: dict[str, int] = {}
     captions: list[str] = []
     pairing: list[int] = []
@@ -430,15 +396,15 @@ def _join_rows(
         if not isinstance(name, (str, int)) or not str(name).strip():
             raise InputError(f"{path}, row {number}: column {image!r} holds {name!r}; expected a name.")
         row = image_rows.setdefault(str(name).strip(), len(image_rows))
-        own_split = normalize_split(str(cells.get(split) or "")) if split else ""
+        row_split = normalize_split(str(cells.get(split) or "")) if split else ""
         if row == len(splits):
-            splits.append(own_split)
-        elif splits[row] != own_split:
+            splits.append(row_split)
+        elif splits[row] != row_split:
             raise InputError(
-                f"{path}, row {number}: {name!r} is in {own_split or 'no split'!r} here and in "
+                f"{path}, row {number}: {name!r} is in {row_split or 'no split'!r} here and in "
                 f"{splits[row] or 'no split'!r} before; put all rows of one {names.image} in one split."
             )
-        cell = [] if caption is None else cells.get(caption)
+        cell = cells.get(caption) if caption else []
         texts: Sequence[Any] = cell if isinstance(cell, (list, tuple)) else [cell]
         if not all(isinstance(text, str) for text in texts):
             raise InputError(f"{path}, row {number}: column {caption!r} holds {cell!r}; expected text.")
@@ -446,8 +412,8 @@ def _join_rows(
         pairing += [row] * len(texts)
         if metadata is not None:
             metadata.add(number, cells, row, len(texts))
-    if not captions and (caption is not None or not image_rows):
-        missing = plural(names.image if caption is None else names.caption)
+    if not captions and (caption or not image_rows):
+        missing = plural(names.caption if caption else names.image)
         raise InputError(f"{path} holds no {missing}; expected one row for each.")
     return PairedDataset(
         tuple(image_rows),
@@ -480,21 +446,3 @@ _READERS: dict[Format, Callable[[Path, _Options], PairedDataset]] = {
 def _check_folder(folder: Path, names: ViewNames) -> None:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the folder that holds the {plural(names.image)}.")
-
-
-def _find_column(
-    columns: Sequence[str], wanted: str | None, usual: Sequence[str], option: str, path: Path | str
-) -> str:
-    """Return the wanted column, or one with a usual name, the first of which says what it holds."""
-    if wanted is not None:
-        if wanted not in columns:
-            raise InputError(f"{path} has no column {wanted!r}; it has {', '.join(columns)}.")
-        return wanted
-    by_name = {name.strip().lower(): name for name in reversed(columns)}
-    column = next((by_name[name.lower()] for name in usual if name.lower() in by_name), None)
-    if column is None:
-        raise InputError(
-            f"{path} has the columns {', '.join(columns)}, and none has a usual name for the {usual[0]}; "
-            f"name it with {option}."
-        )
-    return column

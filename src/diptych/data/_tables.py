@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -169,12 +169,12 @@ class MetadataReader:
     """
 
     def __init__(
-        self, columns: ColumnNames, pair_columns: Container[str | None], path: Path | str, *, typed: bool
+        self, columns: ColumnNames, pair_columns: set[str], path: Path | str, *, typed: bool
     ) -> None:
-        self._path, self._pair_columns, self._typed = path, pair_columns, typed
+        self._path, self._ignored, self._typed = path, {*pair_columns, SPLIT}, typed
         self._wanted = None if columns == "all" else [columns] if isinstance(columns, str) else list(columns)
         for name in self._wanted or ():
-            if not isinstance(name, str) or name in pair_columns or name == SPLIT:
+            if not isinstance(name, str) or name in self._ignored:
                 what = "is part of the pairs already" if isinstance(name, str) else "is not a name"
                 raise InputError(f"metadata names the column {name!r}, which {what}; leave it out.")
         self._rows: list[tuple[int, int, int, dict[str, Any]]] = []
@@ -186,7 +186,7 @@ class MetadataReader:
         names = self._seen if self._wanted is None else self._wanted
         values = {}
         for name in names:
-            if name in self._pair_columns or name == SPLIT or name not in cells:
+            if name in self._ignored or name not in cells:
                 continue
             value = cells[name]
             value = self._check(value, name, number) if self._typed else (value or "").strip() or None
@@ -232,18 +232,16 @@ class MetadataReader:
 
     def _check(self, value: Any, name: str, number: int) -> Any:
         """Return a value that can be stored; None if there is none."""
-        plain = _as_plain(value)
-        if isinstance(value, list | tuple):
-            plain = [_as_plain(element) for element in value]
-        parts = plain if isinstance(plain, list) else [plain]
-        for part in parts:
-            if type(part) is int:
-                self._check_size(str(part), name, number)
-        if any(part is _REFUSED for part in parts):
+        try:
+            plain = [_as_plain(v) for v in value] if isinstance(value, list | tuple) else _as_plain(value)
+        except TypeError:
             raise InputError(
                 f"{self._path}, row {number}: column {name!r} holds {str(value)[:60]!r}, which cannot be "
                 "metadata; expected text, a number, true or false, a date, or a list of these."
-            )
+            ) from None
+        for part in plain if isinstance(plain, list) else [plain]:
+            if type(part) is int:
+                self._check_size(str(part), name, number)
         return plain
 
     def _check_size(self, cell: str, name: str, number: int) -> None:
@@ -256,20 +254,19 @@ class MetadataReader:
             )
 
 
-_REFUSED = object()
-
-
 def _as_plain(value: Any) -> Any:
-    """Return a plain value, or ``_REFUSED``."""
+    """Return a plain value; None for NaN. Any other value is a ``TypeError``."""
     if isinstance(value, Decimal):
         value = float(value)
-    if isinstance(value, float):
-        return None if math.isnan(value) else _REFUSED if math.isinf(value) else value
-    if isinstance(value, str):
-        return value if is_unicode(value) else _REFUSED
     if isinstance(value, datetime):  # or the subclass of pandas, with nanoseconds
         return datetime.combine(value.date(), value.time(), value.tzinfo)
-    return value if value is None or isinstance(value, bool | int | date) else _REFUSED
+    if value is None or isinstance(value, bool | int | date):
+        return value
+    if isinstance(value, float) and not math.isinf(value):
+        return None if math.isnan(value) else value
+    if isinstance(value, str) and is_unicode(value):
+        return value
+    raise TypeError
 
 
 def _merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -347,7 +347,7 @@ def calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
 
 
 def _evidence(scores: Floats, sharpness: float, right: int, background: float) -> Floats:
-    """Return the evidence for each item; the first ``BEST`` scores count, −∞ where there are no more items."""
+    """Return the evidence for each item; the first ``BEST`` scores count, −∞ where no items are left."""
     order = np.argsort(-scores[:, :BEST], axis=1, kind="stable")
     places = np.argsort(order, axis=1)
     scores = np.hstack([np.take_along_axis(scores, order, 1), scores[:, BEST:]])

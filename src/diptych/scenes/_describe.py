@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from diptych._checks import plural
 
 Choice = TypeVar("Choice")
+RGB: TypeAlias = tuple[int, int, int]
 
-SHAPE_WORDS: dict[str, tuple[str, ...]] = {
+SHAPES: dict[str, tuple[str, ...]] = {
     "circle": ("circle", "disc", "ball"),
     "square": ("square", "box", "block"),
     "triangle": ("triangle", "pyramid"),
@@ -37,68 +38,54 @@ SHAPE_WORDS: dict[str, tuple[str, ...]] = {
     "car": ("car", "automobile"),
     "key": ("key",),
 }
-COLOUR_WORDS: dict[str, tuple[str, ...]] = {
-    "red": ("red", "scarlet"),
-    "orange": ("orange", "tangerine"),
-    "yellow": ("yellow", "golden"),
-    "green": ("green", "leafy green"),
-    "teal": ("teal", "turquoise"),
-    "blue": ("blue", "royal blue"),
-    "purple": ("purple", "violet"),
-    "pink": ("pink", "rosy"),
-    "brown": ("brown", "chocolate"),
-    "black": ("black", "dark"),
-    "white": ("white", "snowy white"),
-    "grey": ("grey", "silver"),
+COLOURS: dict[str, tuple[RGB, tuple[str, ...]]] = {
+    "red": ((222, 60, 58), ("red", "scarlet")),
+    "orange": ((243, 146, 55), ("orange", "tangerine")),
+    "yellow": ((250, 211, 76), ("yellow", "golden")),
+    "green": ((88, 168, 88), ("green", "leafy green")),
+    "teal": ((42, 157, 154), ("teal", "turquoise")),
+    "blue": ((66, 118, 205), ("blue", "royal blue")),
+    "purple": ((136, 88, 180), ("purple", "violet")),
+    "pink": ((243, 150, 184), ("pink", "rosy")),
+    "brown": ((139, 94, 66), ("brown", "chocolate")),
+    "black": ((46, 48, 58), ("black", "dark")),
+    "white": ((250, 249, 245), ("white", "snowy white")),
+    "grey": ((148, 153, 163), ("grey", "silver")),
 }
-TEXTURE_WORDS: dict[str, tuple[str, ...]] = {
+"""How each colour is drawn, and its words, the most common one first."""
+
+TEXTURES: dict[str, tuple[str, ...]] = {
+    "plain": (),
     "striped": ("striped", "stripy"),
     "dotted": ("dotted", "spotted", "polka-dot"),
     "checkered": ("checkered", "checked"),
 }
-SIZE_WORDS: dict[str, tuple[str, ...]] = {
+SIZES: dict[str, tuple[str, ...]] = {
     "small": ("small", "tiny", "little"),
     "medium": ("medium-sized",),
     "large": ("large", "big", "huge"),
 }
-PLACE_WORDS: dict[str, tuple[str, ...]] = {
-    "meadow": ("in a meadow", "over green hills", "in a grassy field"),
-    "sea": ("at sea", "by the ocean", "over blue water"),
-    "desert": ("in the desert", "among sand dunes", "on the sand"),
-    "snow": ("in the snow", "on a snowy day", "in a winter landscape"),
-    "night": ("at night", "under a starry sky", "in the moonlight"),
-    "sunset": ("at sunset", "in the evening sky", "at dusk"),
-    "city": ("in the city", "in front of tall buildings", "by a skyline"),
-    "table": ("on a wooden table", "on wooden planks", "on a desk"),
-    "paper": ("on squared paper", "on a sheet of paper", "on graph paper"),
-    "blackboard": ("on a blackboard", "on a chalkboard", "on a school board"),
-    "bricks": ("on a brick wall", "in front of a wall", "on red bricks"),
-    "carpet": ("on a carpet", "on a spotted rug", "on a lilac carpet"),
-}
-RELATION_WORDS: dict[str, tuple[str, ...]] = {
+RELATIONS: dict[str, tuple[str, ...]] = {
     "left of": ("to the left of", "left of"),
     "right of": ("to the right of", "right of"),
     "above": ("above", "over", "on top of"),
     "below": ("below", "under", "beneath"),
 }
-SHAPES, COLOURS, SIZES, RELATIONS = map(tuple, (SHAPE_WORDS, COLOUR_WORDS, SIZE_WORDS, RELATION_WORDS))
-TEXTURES = ("plain", *TEXTURE_WORDS)
-
-BACKGROUNDS = {
-    "meadow": ("green", "teal"),
-    "sea": ("blue", "teal"),
-    "desert": ("orange", "yellow", "brown"),
-    "snow": ("white", "grey"),
-    "night": ("black", "blue", "purple"),
-    "sunset": ("orange", "pink", "red"),
-    "city": ("grey", "black", "purple"),
-    "table": ("brown", "orange"),
-    "paper": ("white", "grey"),
-    "blackboard": ("black", "green", "grey"),
-    "bricks": ("red", "brown", "orange"),
-    "carpet": ("pink", "purple"),
+BACKGROUNDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "meadow": (("in a meadow", "over green hills", "in a grassy field"), ("green", "teal")),
+    "sea": (("at sea", "by the ocean", "over blue water"), ("blue", "teal")),
+    "desert": (("in the desert", "among sand dunes", "on the sand"), ("orange", "yellow", "brown")),
+    "snow": (("in the snow", "on a snowy day", "in a winter landscape"), ("white", "grey")),
+    "night": (("at night", "under a starry sky", "in the moonlight"), ("black", "blue", "purple")),
+    "sunset": (("at sunset", "in the evening sky", "at dusk"), ("orange", "pink", "red")),
+    "city": (("in the city", "in front of tall buildings", "by a skyline"), ("grey", "black", "purple")),
+    "table": (("on a wooden table", "on wooden planks", "on a desk"), ("brown", "orange")),
+    "paper": (("on squared paper", "on a sheet of paper", "on graph paper"), ("white", "grey")),
+    "blackboard": (("on a blackboard", "on a chalkboard", "on a school board"), ("black", "green", "grey")),
+    "bricks": (("on a brick wall", "in front of a wall", "on red bricks"), ("red", "brown", "orange")),
+    "carpet": (("on a carpet", "on a spotted rug", "on a lilac carpet"), ("pink", "purple")),
 }
-"""Each background with the colours that cannot be seen on it; no object there has one of them."""
+"""The phrases for each background, and the colours that cannot be seen on it, which no object there has."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +143,8 @@ class Dice:
     def integer(self, low: int, high: int) -> int:
         return low + int((high - low + 1) * self._random())
 
-    def pick(self, choices: Sequence[Choice]) -> Choice:
-        return choices[int(len(choices) * self._random())]
+    def pick(self, choices: Collection[Choice]) -> Choice:
+        return tuple(choices)[int(len(choices) * self._random())]
 
     def chance(self, probability: float) -> bool:
         return self._random() < probability
@@ -169,7 +156,7 @@ class Dice:
 def describe(seed: str) -> Scene:
     """Draw a random scene; the same seed gives the same scene."""
     dice = Dice(f"scene {seed}")
-    background = dice.pick(tuple(BACKGROUNDS))
+    background = dice.pick(BACKGROUNDS)
     main = _draw_group(dice, background, None, max_count=5)
     if dice.chance(0.2):
         return Scene(background, main, None, None, seed)
@@ -179,8 +166,8 @@ def describe(seed: str) -> Scene:
 
 def _draw_group(dice: Dice, background: str, main: Group | None, max_count: int) -> Group:
     shapes = [shape for shape in SHAPES if main is None or shape != main.shape]
-    colours = [colour for colour in COLOURS if colour not in BACKGROUNDS[background]]
-    texture = "plain" if dice.chance(0.5) else dice.pick(TEXTURES[1:])
+    colours = [colour for colour in COLOURS if colour not in BACKGROUNDS[background][1]]
+    texture = "plain" if dice.chance(0.5) else dice.pick(tuple(TEXTURES)[1:])
     # The smaller of two draws: small counts are more frequent than large ones.
     count = min(dice.integer(1, max_count), dice.integer(1, max_count + 1))
     return Group(dice.pick(shapes), dice.pick(colours), texture, dice.pick(SIZES), count)
@@ -232,10 +219,10 @@ def _write_caption(scene: Scene, dice: Dice, template: str, phrases: str) -> str
         if group := groups.get(name):
             words[name] = _phrase(group, dice, *_MENTIONED[detail])
         elif name == "place":
-            words[name] = dice.pick(PLACE_WORDS[scene.background])
+            words[name] = dice.pick(BACKGROUNDS[scene.background][0])
         else:
             relation = scene.relation or ""
-            words[name] = dice.pick(RELATION_WORDS[relation if name == "relation" else OPPOSITE[relation]])
+            words[name] = dice.pick(RELATIONS[relation if name == "relation" else OPPOSITE[relation]])
     text = template.format_map(words)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -244,14 +231,14 @@ def _phrase(group: Group, dice: Dice, size: float, texture: float, colour: float
     """Write ``group`` as a noun phrase, for example "two small red stars", given the probabilities."""
     words = []
     if dice.chance(size) and group.size != "medium":
-        words.append(dice.pick(SIZE_WORDS[group.size]))
+        words.append(dice.pick(SIZES[group.size]))
     if group.texture != "plain" and dice.chance(texture):
-        words.append(dice.pick(TEXTURE_WORDS[group.texture]))
+        words.append(dice.pick(TEXTURES[group.texture]))
     if dice.chance(colour):
-        colours = COLOUR_WORDS[group.colour]
+        _, colours = COLOURS[group.colour]
         # The common word comes first and is the most frequent.
         words.append(colours[0] if dice.chance(0.7) else dice.pick(colours))
-    shapes = SHAPE_WORDS[group.shape]
+    shapes = SHAPES[group.shape]
     noun = shapes[0] if dice.chance(0.6) else dice.pick(shapes)
     words.append(noun if group.count == 1 else plural(noun))
     return f"{_quantity(group.count, words[0], dice)} {' '.join(words)}"

@@ -6,30 +6,13 @@ Everything is drawn in integer coordinates with Pillow, so that the pixels are t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 from PIL import Image, ImageDraw
 
-from diptych.scenes._describe import Dice, Group, Scene
+from diptych.scenes._describe import COLOURS, RGB, Dice, Group, Scene
 
-Colour: TypeAlias = tuple[int, int, int]
 Points: TypeAlias = tuple[tuple[float, float], ...]
-
-PALETTE: dict[str, Colour] = {
-    "red": (222, 60, 58),
-    "orange": (243, 146, 55),
-    "yellow": (250, 211, 76),
-    "green": (88, 168, 88),
-    "teal": (42, 157, 154),
-    "blue": (66, 118, 205),
-    "purple": (136, 88, 180),
-    "pink": (243, 150, 184),
-    "brown": (139, 94, 66),
-    "black": (46, 48, 58),
-    "white": (250, 249, 245),
-    "grey": (148, 153, 163),
-}
 
 
 class Layer(NamedTuple):
@@ -183,18 +166,18 @@ _FIXED = {
 }
 
 
-def _mix(colour: Colour, tint: Colour, share: float) -> Colour:
+def _mix(colour: RGB, tint: RGB, share: float) -> RGB:
     r, g, b = (round(c + (t - c) * share) for c, t in zip(colour, tint, strict=True))
     return r, g, b
 
 
-def _draw_object(shape: str, colour: Colour, texture: str, side: int) -> tuple[Image.Image, Image.Image]:
+def _draw_object(shape: str, colour: RGB, texture: str, side: int) -> tuple[Image.Image, Image.Image]:
     """Draw an object ``side`` pixels wide; return its colours and its mask."""
     dark, light = _mix(colour, (20, 22, 40), 0.3), _lighten(colour)
     face = _draw_texture(colour, light, texture, side)
     mask = Image.new("L", (side, side), 0)
     on_face, on_mask = ImageDraw.Draw(face), ImageDraw.Draw(mask)
-    tones: dict[str, Colour] = {"dark": dark, "light": light, **_FIXED}
+    tones: dict[str, RGB] = {"dark": dark, "light": light, **_FIXED}
     for layer in OBJECTS[shape]:
         if layer.tone in tones:
             _draw_layer(on_face, layer, side, tones[layer.tone])
@@ -202,12 +185,12 @@ def _draw_object(shape: str, colour: Colour, texture: str, side: int) -> tuple[I
     return face, mask
 
 
-def _lighten(colour: Colour) -> Colour:
+def _lighten(colour: RGB) -> RGB:
     # On an object that is nearly white, only a darker texture is visible.
     return _mix(colour, (255, 255, 255), 0.55) if sum(colour) < 690 else _mix(colour, (120, 130, 150), 0.45)
 
 
-def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | Colour) -> None:
+def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | RGB) -> None:
     points = [(round(x * (side - 1)), round(y * (side - 1))) for x, y in layer.points]
     if layer.kind == "dome":
         draw.pieslice(points, 180, 360, fill=fill)
@@ -215,7 +198,7 @@ def _draw_layer(draw: ImageDraw.ImageDraw, layer: Layer, side: int, fill: int | 
         getattr(draw, layer.kind)(points, fill=fill)
 
 
-def _draw_texture(colour: Colour, second: Colour, texture: str, side: int) -> Image.Image:
+def _draw_texture(colour: RGB, second: RGB, texture: str, side: int) -> Image.Image:
     face = Image.new("RGB", (side, side), colour)
     if texture == "plain":
         return face
@@ -235,19 +218,24 @@ def _draw_texture(colour: Colour, second: Colour, texture: str, side: int) -> Im
     return face
 
 
-class _Canvas:
-    """A square image with a vertical gradient of colours, and the shapes that backgrounds consist of."""
+class _Background:
+    """A square image; each background is a method of its name, made of the shapes of the other methods."""
 
-    def __init__(self, side: int, dice: Dice, *colours: Colour) -> None:
+    def __init__(self, name: str, side: int, dice: Dice) -> None:
+        self.side, self.dice = side, dice
+        getattr(self, name)()
+
+    def shade(self, *colours: RGB) -> None:
+        """Begin the image with a vertical gradient."""
         column = Image.new("RGB", (1, len(colours)))
         column.putdata(colours)
-        self.image = column.resize((side, side), Image.Resampling.BILINEAR)
-        self.draw, self.side, self.dice = ImageDraw.Draw(self.image), side, dice
+        self.image = column.resize((self.side, self.side), Image.Resampling.BILINEAR)
+        self.draw = ImageDraw.Draw(self.image)
 
-    def disc(self, x: float, y: float, r: float, fill: Colour) -> None:
+    def disc(self, x: float, y: float, r: float, fill: RGB) -> None:
         self.draw.ellipse((round(x - r), round(y - r), round(x + r), round(y + r)), fill=fill)
 
-    def wave(self, level: float, height: float, fill: Colour, angle: float = 5, pieces: int = 24) -> None:
+    def wave(self, level: float, height: float, fill: RGB, angle: float = 5, pieces: int = 24) -> None:
         """Fill the image below a sine curve over ``angle`` radians, drawn in straight pieces."""
         side, phase = self.side, self.dice.between(0, 6.3)
         crest = [
@@ -256,149 +244,127 @@ class _Canvas:
         ]
         self.draw.polygon([(0, side), *crest, (side, side)], fill=fill)
 
-    def hills(self, *colours: Colour) -> None:
+    def hills(self, *colours: RGB) -> None:
         for i, colour in enumerate(colours):
             self.wave(0.62 + 0.14 * i, 0.035 + 0.01 * i, colour)
 
-    def dots(self, fill: Colour, count: int, top: float, bottom: float, size: float) -> None:
+    def dots(self, fill: RGB, count: int, top: float, bottom: float, size: float) -> None:
         between, side = self.dice.between, self.side
         for _ in range(count):
             x, y = round(between(0, side)), round(between(top * side, bottom * side))
             self.disc(x, y, max(1, round(size * side * between(0.5, 1.0))), fill)
 
-    def clouds(self, fill: Colour) -> None:
+    def clouds(self, fill: RGB) -> None:
         between, side = self.dice.between, self.side
         for _ in range(self.dice.integer(1, 3)):
             x, y, r = between(0.05, 0.85) * side, between(0.06, 0.3) * side, between(0.03, 0.055) * side
             for dx, dy, scale in ((0, 0, 1.0), (1.1, -0.5, 1.25), (2.3, 0, 1.0)):
                 self.disc(x + dx * r, y + dy * r, scale * r, fill)
 
+    def meadow(self) -> None:
+        self.shade((158, 212, 240), (226, 243, 246))
+        self.hills((158, 204, 122), (126, 184, 98))
+        self.clouds((250, 252, 253))
+        self.dots((244, 240, 190), 14, 0.85, 1.0, 0.008)
 
-def _meadow(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (158, 212, 240), (226, 243, 246))
-    canvas.hills((158, 204, 122), (126, 184, 98))
-    canvas.clouds((250, 252, 253))
-    canvas.dots((244, 240, 190), 14, 0.85, 1.0, 0.008)
-    return canvas.image
+    def sea(self) -> None:
+        self.shade((176, 216, 240), (224, 240, 246))
+        self.clouds((251, 252, 253))
+        for i, blue in enumerate(((96, 168, 208), (76, 148, 196), (60, 128, 182))):
+            self.wave(0.58 + 0.14 * i, 0.012, blue, angle=76, pieces=40)
 
+    def desert(self) -> None:
+        self.shade((250, 222, 172), (253, 240, 212))
+        self.hills((236, 196, 132), (224, 176, 110))
 
-def _sea(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (176, 216, 240), (224, 240, 246))
-    canvas.clouds((251, 252, 253))
-    for i, blue in enumerate(((96, 168, 208), (76, 148, 196), (60, 128, 182))):
-        canvas.wave(0.58 + 0.14 * i, 0.012, blue, angle=76, pieces=40)
-    return canvas.image
+    def snow(self) -> None:
+        self.shade((172, 196, 220), (216, 228, 240))
+        self.hills((232, 239, 246), (246, 249, 252))
+        self.dots((253, 254, 255), 40, 0.0, 1.0, 0.009)
 
+    def night(self) -> None:
+        side, dice = self.side, self.dice
+        self.shade((20, 24, 58), (46, 48, 100), (76, 72, 132))
+        self.dots((242, 238, 208), 45, 0.0, 0.9, 0.006)
+        x, r = dice.between(0.12, 0.88) * side, 0.06 * side
+        box = round(x - r), round(0.05 * side), round(x + r), round(0.05 * side + 2 * r)
+        self.draw.ellipse(box, fill=(250, 243, 205))
 
-def _desert(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (250, 222, 172), (253, 240, 212))
-    canvas.hills((236, 196, 132), (224, 176, 110))
-    return canvas.image
+    def sunset(self) -> None:
+        side, dice = self.side, self.dice
+        self.shade((104, 88, 150), (214, 118, 140), (250, 176, 120), (254, 218, 150))
+        self.disc(dice.between(0.2, 0.8) * side, 0.74 * side, 0.15 * side, (255, 240, 190))
+        self.wave(0.78, 0.02, (110, 78, 122))
+        self.wave(0.88, 0.02, (76, 58, 100))
 
+    def city(self) -> None:
+        side, dice = self.side, self.dice
+        self.shade((186, 196, 224), (240, 222, 214))
+        x = 0.0
+        while x < 1:
+            width, top = dice.between(0.1, 0.18), dice.between(0.42, 0.66)
+            wall = _mix((122, 128, 156), (92, 98, 130), dice.between(0, 1))
+            self.draw.rectangle(
+                (round(x * side), round(top * side), round((x + width) * side), side), fill=wall
+            )
+            pane, gap = 0.022 * side, 0.045 * side
+            for row in range(int((1 - top) * side / gap)):
+                for column in range(1, int(width * side / gap)):
+                    if dice.chance(0.55):
+                        px, py = x * side + column * gap - pane / 2, top * side + (row + 0.5) * gap
+                        box = round(px), round(py), round(px + pane), round(py + pane)
+                        self.draw.rectangle(box, fill=(250, 226, 160))
+            x += width + 0.004
 
-def _snow(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (172, 196, 220), (216, 228, 240))
-    canvas.hills((232, 239, 246), (246, 249, 252))
-    canvas.dots((253, 254, 255), 40, 0.0, 1.0, 0.009)
-    return canvas.image
+    def table(self) -> None:
+        side, dice = self.side, self.dice
+        self.shade((198, 152, 106))
+        planks = 5
+        for i in range(planks):
+            top, bottom = i * side // planks, (i + 1) * side // planks
+            shade = _mix((206, 160, 112), (180, 132, 90), dice.between(0, 1))
+            self.draw.rectangle((0, top, side, bottom), fill=shade)
+            for _ in range(4):
+                y = round(dice.between(top, bottom))
+                slope, grain = round(dice.between(-0.01, 0.01) * side), _mix(shade, (120, 80, 50), 0.25)
+                self.draw.line((0, y, side, y + slope), fill=grain, width=2)
+            self.draw.line((0, bottom, side, bottom), fill=(146, 102, 68), width=max(2, side // 120))
 
+    def paper(self) -> None:
+        side, dice = self.side, self.dice
+        self.shade((251, 247, 236))
+        for at in range(round(dice.between(0, side / 12)), side, side // 12):
+            for line in ((at, 0, at, side), (0, at, side, at)):
+                self.draw.line(line, fill=(196, 216, 230), width=max(1, side // 200))
 
-def _night(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (20, 24, 58), (46, 48, 100), (76, 72, 132))
-    canvas.dots((242, 238, 208), 45, 0.0, 0.9, 0.006)
-    x, r = dice.between(0.12, 0.88) * side, 0.06 * side
-    box = round(x - r), round(0.05 * side), round(x + r), round(0.05 * side + 2 * r)
-    canvas.draw.ellipse(box, fill=(250, 243, 205))
-    return canvas.image
+    def blackboard(self) -> None:
+        side, dice = self.side, self.dice
+        self.shade((52, 84, 74), (44, 72, 66))
+        for _ in range(3):
+            x, y = dice.between(0, 0.7) * side, dice.between(0.1, 0.9) * side
+            ends = round(x), round(y), round(x + 0.3 * side), round(y - 0.04 * side)
+            self.draw.line(ends, fill=(64, 98, 88), width=side // 16)
+        self.draw.rectangle((0, 0, side - 1, side - 1), outline=(170, 124, 82), width=side // 24)
 
+    def bricks(self) -> None:
+        side, dice = self.side, self.dice
+        self.shade((230, 214, 200))
+        height, width = side / 11, side / 5
+        for row in range(11):
+            for column in range(-1, 6):
+                x, y = (column + 0.5 * (row % 2)) * width, row * height
+                shade = _mix((206, 132, 108), (186, 110, 92), dice.between(0, 1))
+                box = round(x), round(y), round(x + width * 0.94), round(y + height * 0.86)
+                self.draw.rectangle(box, fill=shade)
 
-def _sunset(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (104, 88, 150), (214, 118, 140), (250, 176, 120), (254, 218, 150))
-    canvas.disc(dice.between(0.2, 0.8) * side, 0.74 * side, 0.15 * side, (255, 240, 190))
-    canvas.wave(0.78, 0.02, (110, 78, 122))
-    canvas.wave(0.88, 0.02, (76, 58, 100))
-    return canvas.image
+    def carpet(self) -> None:
+        self.shade((230, 206, 226))
+        step, shift = self.side / 9, self.dice.between(0, 1)
+        for row in range(-1, 10):
+            for column in range(-1, 10):
+                x, y, r = (column + shift + 0.5 * (row % 2)) * step, (row + shift) * step, step * 0.2
+                self.disc(x, y, r, (206, 172, 206))
 
-
-def _city(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (186, 196, 224), (240, 222, 214))
-    x = 0.0
-    while x < 1:
-        width, top = dice.between(0.1, 0.18), dice.between(0.42, 0.66)
-        wall = _mix((122, 128, 156), (92, 98, 130), dice.between(0, 1))
-        canvas.draw.rectangle(
-            (round(x * side), round(top * side), round((x + width) * side), side), fill=wall
-        )
-        pane, gap = 0.022 * side, 0.045 * side
-        for row in range(int((1 - top) * side / gap)):
-            for column in range(1, int(width * side / gap)):
-                if dice.chance(0.55):
-                    px, py = x * side + column * gap - pane / 2, top * side + (row + 0.5) * gap
-                    box = round(px), round(py), round(px + pane), round(py + pane)
-                    canvas.draw.rectangle(box, fill=(250, 226, 160))
-        x += width + 0.004
-    return canvas.image
-
-
-def _table(side: int, dice: Dice) -> Image.Image:
-    canvas, planks = _Canvas(side, dice, (198, 152, 106)), 5
-    for i in range(planks):
-        top, bottom = i * side // planks, (i + 1) * side // planks
-        shade = _mix((206, 160, 112), (180, 132, 90), dice.between(0, 1))
-        canvas.draw.rectangle((0, top, side, bottom), fill=shade)
-        for _ in range(4):
-            y = round(dice.between(top, bottom))
-            slope, grain = round(dice.between(-0.01, 0.01) * side), _mix(shade, (120, 80, 50), 0.25)
-            canvas.draw.line((0, y, side, y + slope), fill=grain, width=2)
-        canvas.draw.line((0, bottom, side, bottom), fill=(146, 102, 68), width=max(2, side // 120))
-    return canvas.image
-
-
-def _paper(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (251, 247, 236))
-    for at in range(round(dice.between(0, side / 12)), side, side // 12):
-        for line in ((at, 0, at, side), (0, at, side, at)):
-            canvas.draw.line(line, fill=(196, 216, 230), width=max(1, side // 200))
-    return canvas.image
-
-
-def _blackboard(side: int, dice: Dice) -> Image.Image:
-    canvas = _Canvas(side, dice, (52, 84, 74), (44, 72, 66))
-    for _ in range(3):
-        x, y = dice.between(0, 0.7) * side, dice.between(0.1, 0.9) * side
-        ends = round(x), round(y), round(x + 0.3 * side), round(y - 0.04 * side)
-        canvas.draw.line(ends, fill=(64, 98, 88), width=side // 16)
-    canvas.draw.rectangle((0, 0, side - 1, side - 1), outline=(170, 124, 82), width=side // 24)
-    return canvas.image
-
-
-def _bricks(side: int, dice: Dice) -> Image.Image:
-    canvas, height, width = _Canvas(side, dice, (230, 214, 200)), side / 11, side / 5
-    for row in range(11):
-        for column in range(-1, 6):
-            x, y = (column + 0.5 * (row % 2)) * width, row * height
-            shade = _mix((206, 132, 108), (186, 110, 92), dice.between(0, 1))
-            box = round(x), round(y), round(x + width * 0.94), round(y + height * 0.86)
-            canvas.draw.rectangle(box, fill=shade)
-    return canvas.image
-
-
-def _carpet(side: int, dice: Dice) -> Image.Image:
-    canvas, step, shift = _Canvas(side, dice, (230, 206, 226)), side / 9, dice.between(0, 1)
-    for row in range(-1, 10):
-        for column in range(-1, 10):
-            x, y, r = (column + shift + 0.5 * (row % 2)) * step, (row + shift) * step, step * 0.2
-            canvas.disc(x, y, r, (206, 172, 206))
-    return canvas.image
-
-
-_BACKGROUNDS: dict[str, Callable[[int, Dice], Image.Image]] = {
-    function.__name__[1:]: function
-    for function in (
-        *(_meadow, _sea, _desert, _snow, _night, _sunset),
-        *(_city, _table, _paper, _blackboard, _bricks, _carpet),
-    )
-}
 
 OVERSAMPLING = 3
 """Images are drawn this many times larger and averaged down, which gives smooth edges on every platform."""
@@ -419,7 +385,7 @@ def draw_scene(scene: Scene, side: int) -> Image.Image:
     """Draw ``scene`` as a square RGB image."""
     dice = Dice(f"picture {scene.seed}")
     large = side * OVERSAMPLING
-    image = _BACKGROUNDS[scene.background](large, dice)
+    image = _Background(scene.background, large, dice).image
     if scene.second is None or scene.relation is None:
         _draw_group(image, scene.main, _WHOLE, dice)
     else:
@@ -435,7 +401,7 @@ def _draw_group(
     centres, room = _arrange(group.count, region, dice)
     width = min(_WIDTHS[group.size], 0.95 * room) * dice.between(0.92, 1.08)
     side = max(6, round(width * image.width))
-    r, g, b = (min(255, max(0, c + dice.integer(-12, 12))) for c in PALETTE[group.colour])
+    r, g, b = (min(255, max(0, c + dice.integer(-12, 12))) for c in COLOURS[group.colour][0])
     face, mask = _draw_object(group.shape, (r, g, b), group.texture, side)
     shadow, drop = mask.point([value // 4 for value in range(256)]), max(1, side // 20)
     for x, y in centres:

@@ -324,15 +324,31 @@ class Rows:
         if where is not None and not any(results):
             self.check_filter_keys(where)
         products = np.full((len(results), max(map(len, results), default=0)), -np.inf, np.float32)
-        for row, hits in zip(products, results, strict=True):
+        last = np.zeros_like(products)
+        for row, coordinates, hits in zip(products, last, results, strict=True):
             row[: len(hits)] = [hit[-1] for hit in hits]
-        items = [[_make_item(hit[:-1]) for hit in hits[:k]] for hits in results]
-        return Matches(products, items, lambda item: item)
+            coordinates[: len(hits)] = [hit[-2] for hit in hits]
+        items = [[_make_item(hit[:-2]) for hit in hits[:k]] for hits in results]
+        return Matches(products, items, lambda item: item, lambda: last)
+
+    def count_kinds(self, view: View) -> tuple[int, int]:
+        """Return how many items of a view have partners, and how many have none."""
+        distinct = sql.SQL("DISTINCT" if view == "image" else "ALL")
+        paired = int(
+            self.fetch_value(
+                "SELECT count({distinct} image) FROM {items} WHERE view = 'text'", distinct=distinct
+            )
+        )
+        total = int(self.fetch_value("SELECT count(*) FROM {items} WHERE view = %s", [view]))
+        return paired, max(0, total - paired)
 
     def nearest(
         self, task: Task, queries: Floats, k: int, condition: Choice, *, graph: bool
     ) -> list[list[Row]]:
-        """Return the rows of the k nearest items for each query: ``_COLUMNS`` and the inner product."""
+        """Return the rows of the k nearest items for each query.
+
+        They have ``_COLUMNS``, the last coordinate of the vector and the inner product.
+        """
         where, values = condition
         vector = Vector if self.version.dtype == "float32" else HalfVector
         vectors = [vector(query) for query in queries]
@@ -375,9 +391,18 @@ class Rows:
             else:
                 order = sql.SQL("ORDER BY {} LIMIT %(k)s").format(nearest)
         return sql.SQL(
-            "SELECT {columns}, f.score FROM (SELECT key, -(v <#> %(query)b) AS score FROM {source} c "
-            "WHERE {where} {order}) f JOIN {items} i USING (key) ORDER BY f.score DESC, key"
-        ).format(columns=_COLUMNS, source=source, where=where, order=order, items=version.items)
+            "SELECT {columns}, (v::real[])[{dimension}], f.score "
+            "FROM (SELECT key, -(v <#> %(query)b) AS score FROM {source} c WHERE {where} {order}) f "
+            "JOIN {items} i USING (key) JOIN {vectors} USING (key) ORDER BY f.score DESC, key"
+        ).format(
+            columns=_COLUMNS,
+            dimension=sql.Literal(version.dimensions[task]),
+            source=source,
+            where=where,
+            order=order,
+            items=version.items,
+            vectors=version.vectors(task),
+        )
 
     def _execute_many(self, statement: sql.Composed, parameters: list[dict[str, Any]]) -> list[list[Row]]:
         if not parameters:

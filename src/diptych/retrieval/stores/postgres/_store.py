@@ -174,20 +174,9 @@ class PostgresStore:
 
     def count_kinds(self, view: View) -> tuple[int, int]:
         """Return how many items of a view have partners, and how many have none, at most a minute ago."""
-
-        def query(connection: Connection, current: Version) -> tuple[int, int]:
-            distinct = sql.SQL("DISTINCT" if view == "image" else "ALL")
-            statement = sql.SQL(
-                "SELECT (SELECT count({0} image) FROM {1} WHERE view = 'text'), count(*) "
-                "FROM {1} WHERE view = %s"
-            )
-            row = connection.execute(statement.format(distinct, current.items), [view]).fetchone()
-            assert row is not None
-            return int(row[0]), max(0, int(row[1] - row[0]))
-
         at, kinds = self._kinds.get(view, (0.0, (0, 0)))
         if not at or time.monotonic() > at + KINDS_KEPT:
-            kinds = self._read(query)
+            kinds = self._read(lambda rows: rows.count_kinds(view))
             self._kinds[view] = time.monotonic(), kinds
         return kinds
 
