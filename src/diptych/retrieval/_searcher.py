@@ -47,6 +47,9 @@ T = TypeVar("T")
 BLOCK = 4096
 """Items that are embedded at a time."""
 
+COMPARED = 100
+"""Items that are compared without their partners when similar ones are searched."""
+
 _SAMPLE = 4000  # captions from which an offset is estimated
 
 
@@ -82,8 +85,12 @@ class Searcher:
         k = search.offset + search.k + 1  # one more tells whether there are others
         where, depth = self._filter(search.searched, search.where), k if calibration is None else BEST
         asked = add_offset(vectors, offset)
+        if search.view == search.searched and not search.parts:
+            k = max(k, COMPARED)
         matches = self.store.search(search.task, asked, k, where, self.version, depth)
         scores = self.projectors[search.task].scores(matches.products, vectors)
+        if search.view == search.searched and not search.parts:
+            matches, scores = self._compare_alone(search, vectors, matches, scores)
         results = _SearchResults(matches, scores, calibration, offset).list_hits(
             search, queries.ignored_words
         )
@@ -386,6 +393,26 @@ class Searcher:
         if not queries.parts:
             return vectors[0]
         return compose(projector, np.concatenate(vectors), [1.0, *(part.weight for part in queries.parts)])
+
+    def _compare_alone(
+        self, search: Search, query: Floats, matches: Matches, scores: Floats
+    ) -> tuple[Matches, Floats]:
+        """Order the nearest items of one item again, by their features without their partners.
+
+        So an image is most similar to itself and to images that look alike, whoever has captions.
+        """
+        records, projector = list(matches.records[0][:COMPARED]), self.projectors[search.task]
+        kept = self._read_kept(search.searched, [matches.make_item(record) for record in records])[1]
+        if not len(kept):
+            return matches, scores
+        products = query @ projector.items(kept).T
+        scores = scores.copy()
+        scores[:, : len(records)] = projector.scores(products, query)
+        order = np.argsort(-scores[0, : len(records)], kind="stable")
+        scores[0, : len(records)] = scores[0, order]
+        rest = matches.records[0][COMPARED:]
+        ordered = [[records[at] for at in order.tolist()] + list(rest)]
+        return Matches(matches.products, ordered, matches.make_item, matches.read_last), scores
 
     def _find_offset(self, search: Search) -> float:
         """Return what a search subtracts from the scores of items with partners.
