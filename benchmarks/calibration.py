@@ -102,7 +102,7 @@ class Measured:
 
     def softmax(self, best: np.ndarray) -> np.ndarray:
         """Return the softmax over the best scores, as sharp as the calibration has it."""
-        sharp = self.calibration.sharpness * best
+        sharp = self.calibration.evidence.sharpness * best
         return np.exp(sharp - logsumexp(sharp, axis=1, keepdims=True))
 
 

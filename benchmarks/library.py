@@ -1,8 +1,8 @@
 """How well a library is searched in which some photos have captions, and others do not, on Flickr8k.
 
-All 8,000 images of Flickr8k are in one gallery. A model is fitted on some of them with four of their captions,
-drawn anew with each seed; the others are added as photos, without captions. The fifth captions of all images
-are the queries. Everything is chosen on pairs that the fit holds out by itself. It stands beside
+All 8,000 images of Flickr8k are in one gallery. A model is fitted on some of them with four of their
+captions, drawn anew with each seed; the others are added as photos, without captions. The fifth captions of
+all images are the queries. Everything is chosen on pairs that the fit holds out by itself. It stands beside
 
 - the same model with every item where its image alone puts it, which is what AW-CCA is;
 - text search: the best cosine of a query with an item's captions, both as MiniLM encodes them;
@@ -42,13 +42,13 @@ NOTE = (
     "captions. Without: images added as photos. Mean: of both kinds' r@1."
 )
 NOTE_PROBABILITIES = (
-    "Expected calibration error of the probability of the first hit, in 15 bins of equal width, mean of three "
-    "draws; for first hits with captions and without, and for queries that mean an image with captions and "
-    "without. The share of first hits that have captions stands beside the share of the images."
+    "Expected calibration error of the probability of the first hit, in 15 bins of equal width, mean of "
+    "three draws: for first hits with captions and without, and for queries that mean an image with captions "
+    "and without. Held out: images on which the probabilities were measured."
 )
 NOTE_COST = (
-    f"AW-CCA, {COST_SIZE:,} images with four captions each, 256 queries at a time; the median of {REPEATS} runs "
-    "side by side, one thread."
+    f"AW-CCA, {COST_SIZE:,} images with four captions each; the median of {REPEATS} runs side by side, one "
+    "thread."
 )
 
 
@@ -136,11 +136,13 @@ def measure(
     yield "reciprocal rank fusion of these two", measure_recalls(fuse_ranks(alone, captions), has_captions)
     smaller = search_blocks(lambda rows: np.where(has_captions, -np.inf, asked[rows] @ items.T), 10)
     yield "only those without captions, alone", measure_recalls(smaller, has_captions)
-    if (probabilities := np.array([found[0].probability for found in results], float)).size:
-        right = hits[:, 0] == np.arange(IMAGES)
-        groups = [has_captions[hits[:, 0]], ~has_captions[hits[:, 0]], has_captions, ~has_captions]
+    calibration = retriever.fitted.calibration
+    if not isinstance(calibration, str):
+        probabilities = np.array([found[0].probability for found in results])
+        right, first = hits[:, 0] == np.arange(IMAGES), has_captions[hits[:, 0]]
+        groups = [first, ~first, has_captions, ~has_captions]
         errors = [calibration_error(reliability(probabilities[group], right[group])) for group in groups]
-        yield "probabilities", [*errors, float(has_captions[hits[:, 0]].mean())]
+        yield "probabilities", [*errors, 100 * float(first.mean()), calibration["search"].measured.gallery]
 
 
 def measure_cost(x: np.ndarray, y: np.ndarray) -> list[dict[str, str]]:
@@ -211,7 +213,9 @@ def main() -> None:
                 if way == "probabilities":
                     names = ("first hit with captions", "first hit without", "query with", "query without")
                     row |= {name: f"{value:.3f}" for name, value in zip(names, values, strict=False)}
-                    errors.append(row | {"first hits with captions": f"{100 * values[4]:.0f} %"})
+                    row |= {"first hits with captions": f"{values[4]:.0f} %", "held out": f"{values[5]:.0f}"}
+                    errors.append(row)
+                    print(row, flush=True)
                     continue
                 row |= {
                     "search": way,
@@ -225,7 +229,6 @@ def main() -> None:
                     )
                 recalls.append(row)
                 print(row, flush=True)
-            print(errors[-1], flush=True)
     if not options.trial:
         head = dict.fromkeys(key for row in recalls for key in row)
         record("library", [{key: row.get(key, "") for key in head} for row in recalls], NOTE)

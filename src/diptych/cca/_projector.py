@@ -415,11 +415,14 @@ def place_halfway(items: Float32s, partners: Float32s, pairing: Any) -> Float32s
     (1 − h) times what a fit without them predicts, plus hȳ). That pull is in the same direction and weaker,
     so fitted items and those that got partners later are treated alike.
     """
-    counts = np.bincount(pairing, minlength=len(items))
-    total = np.zeros(items.shape, np.float32)
-    np.add.at(total, pairing, to_unit_length(partners))
-    placed = np.asarray(to_unit_length(items) + to_unit_length(total), np.float32)
-    return np.where(counts[:, None] > 0, placed, items)
+    if not len(pairing):
+        return items
+    order = np.argsort(pairing, kind="stable")
+    rows, starts = np.unique(pairing[order], return_index=True)
+    totals = np.add.reduceat(to_unit_length(partners)[order], starts, axis=0)
+    placed = items.copy()
+    placed[rows] = to_unit_length(items[rows]) + to_unit_length(totals)
+    return placed
 
 
 def split_blocks(features: Any, widths: Mapping[str, int]) -> dict[str, Any]:

@@ -111,9 +111,8 @@ def describe_quality(facts: Mapping[str, Any]) -> str:
     if "library" in facts:
         kinds = facts["library"]
         sentences.append(
-            f"In a library of {kinds['items']:,} held-out items, three in four of them stored with their "
-            f"pairs, search r@1 is {100 * kinds['paired']:.1f} for these and {100 * kinds['alone']:.1f} for "
-            "new ones."
+            f"In a library of {kinds['items']:,} held-out items, three in four with their pairs: search r@1 "
+            f"{100 * kinds['paired']:.1f} for these, {100 * kinds['alone']:.1f} for new items."
         )
     return " ".join(sentences)
 

@@ -18,6 +18,11 @@ both kinds a fair chance, whatever their numbers. What is likely is another ques
 captions, one of them is meant. So scores enter the evidence with an offset of their own, d in place of b, at
 which they tell as much of an item of either kind; it does not depend on the numbers, as the sum has them.
 
+The best wrong items of a large gallery are texts and images that do fit each other: the higher a score is,
+the less a step more of it tells. So above b, scores are bent: :math:`s - \kappa (s - b)^2`, up to where
+that is greatest. Without it, probabilities were far too high where a library is many times larger than the
+galleries that they were fitted in.
+
 The map and :math:`\beta` are fitted on held-out pairs, in galleries of all of them, of a fifth, and of a
 twenty-fifth. In these, every other image has its captions, as in a library, but for the one that is the
 query; so the probabilities hold for items with captions and without. scikit-learn is used for that only:
@@ -26,12 +31,14 @@ what is stored and applied are plain numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from diptych._checks import IMAGE_AND_TEXT, TASKS, InputError, Task, ViewNames, count, plural
 from diptych._persistence import Schema
@@ -70,6 +77,7 @@ _Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Above: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e100)]
 _Bounded: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # products stay finite
+_Bent: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e100)]
 
 
 class Measured(Schema, frozen=True):
@@ -114,15 +122,52 @@ class ScoreMap(Schema, frozen=True):
         return np.asarray(np.interp(evidence, knots[:, 0], knots[:, 1]), np.float64)
 
 
-class TaskCalibration(Schema, frozen=True):
-    """The probabilities of one task, as plain numbers; the module has their meaning."""
+class Evidence(Schema, frozen=True):
+    """What the score of an item tells beside those of the others; the module has the numbers' meaning."""
 
     right: _Positive  # right items of a query, m
     sharpness: _Above  # β
-    background: _Bounded  # the level of scores of wrong items
+    background: _Bounded  # b
+    paired_offset: _Bounded = 0.0  # d
+    bend: _Bent = 0.0  # κ
+
+    def compute(self, scores: Floats) -> Floats:
+        """Return the evidence for each item, from scores of the order d.
+
+        The first ``BEST`` of a row count; −∞ where there are no more items.
+        """
+        if self.bend:
+            above = np.clip(scores - self.background, 0, 0.5 / self.bend)
+            # From the greatest value of the curve on, a higher score says no more.
+            scores = np.minimum(scores, self.background + 0.5 / self.bend) - self.bend * above**2
+        order = np.argsort(-scores[:, :BEST], axis=1, kind="stable")
+        places = np.argsort(order, axis=1)
+        scores = np.hstack([np.take_along_axis(scores, order, 1), scores[:, BEST:]])
+        best = scores[:, :1]
+        relative = self.sharpness * (scores - best)
+        mass = np.exp(relative)
+        mass[:, BEST:] = 0
+        floor = np.exp(np.clip(self.sharpness * (self.background - best), -600, 600))
+        rest = mass[:, self.right :].sum(axis=1, keepdims=True) + floor
+        competitors = np.repeat(rest, scores.shape[1], axis=1)
+        # Beyond the first m, the m-th is a competitor too, and the item itself is none.
+        competitors[:, self.right :] += np.maximum(
+            mass[:, self.right - 1 : self.right] - mass[:, self.right :], 0
+        )
+        evidence: Floats = relative - np.log(competitors)
+        return np.hstack([np.take_along_axis(evidence, places, 1), evidence[:, BEST:]])
+
+    def of(self, gallery: _Gallery) -> Floats:
+        """Return the evidence for the items of a gallery."""
+        return self.compute(gallery.scores - self.paired_offset * gallery.paired)
+
+
+class TaskCalibration(Schema, frozen=True):
+    """The probabilities of one task: the evidence of hits, and its map to probability."""
+
+    evidence: Evidence
     map: ScoreMap
     measured: Measured
-    paired_offset: _Bounded = 0.0  # d
 
     def probabilities(self, scores: Floats, paired: Bools | None = None, offset: float = 0.0) -> Floats:
         """Return the probability of every hit.
@@ -133,10 +178,10 @@ class TaskCalibration(Schema, frozen=True):
         """
         if scores.shape[1] == 0:
             return np.empty(scores.shape)
-        rows = np.where(np.isfinite(scores[:, :1]), scores, self.background)
+        rows = np.where(np.isfinite(scores[:, :1]), scores, self.evidence.background)
         if paired is not None:
-            rows = rows + (offset - self.paired_offset) * paired
-        return self.map(_evidence(rows, self.sharpness, self.right, self.background))
+            rows = rows + (offset - self.evidence.paired_offset) * paired
+        return self.map(self.evidence.compute(rows))
 
     def describe(self) -> dict[str, Any]:
         """Return what people want to know of it, as plain data."""
@@ -309,11 +354,8 @@ def _fit_task(
 
     ``level`` is the offset by which items were ordered, and ``about`` are the first fields of ``Measured``.
     """
-    sharpness, offset = _choose_sharpness(galleries, right, background, level)
-    evidence = [
-        _evidence(gallery.scores - offset * gallery.paired, sharpness, right, background)
-        for gallery in galleries
-    ]
+    chosen = _choose_evidence(galleries, right, background, level)
+    evidence = [chosen.of(gallery) for gallery in galleries]
     # Probabilities of 0 and 1 would claim more than so many queries can show.
     least, folds = 1 / (len(owner) + 2), owner % _FOLDS  # all queries of an image are in one fold
     judged = {method: np.empty((len(owner), JUDGED)) for method in _METHODS}
@@ -328,7 +370,7 @@ def _fit_task(
     every_hit = _training_hits(evidence, galleries, np.ones(len(owner), bool))
     fitted_map = _METHODS[method](*every_hit, least)
     measured = Measured(*about, calibration_error(bins), bins)
-    return TaskCalibration(right, sharpness, background, fitted_map, measured, offset)
+    return TaskCalibration(chosen, fitted_map, measured)
 
 
 def reliability(probabilities: Floats, right: Bools, bins: int = BINS) -> list[tuple[float, float, int]]:
@@ -344,24 +386,6 @@ def reliability(probabilities: Floats, right: Bools, bins: int = BINS) -> list[t
 def calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
     """Return the expected calibration error: the mean difference in bins, weighted by their hits."""
     return sum(abs(p - share) * n for p, share, n in bins) / sum(n for _, _, n in bins)
-
-
-def _evidence(scores: Floats, sharpness: float, right: int, background: float) -> Floats:
-    """Return the evidence for each item; the first ``BEST`` scores count, −∞ where no items are left."""
-    order = np.argsort(-scores[:, :BEST], axis=1, kind="stable")
-    places = np.argsort(order, axis=1)
-    scores = np.hstack([np.take_along_axis(scores, order, 1), scores[:, BEST:]])
-    best = scores[:, :1]
-    relative = sharpness * (scores - best)
-    mass = np.exp(relative)
-    mass[:, BEST:] = 0
-    floor = np.exp(np.clip(sharpness * (background - best), -600, 600))
-    rest = mass[:, right:].sum(axis=1, keepdims=True) + floor
-    competitors = np.repeat(rest, scores.shape[1], axis=1)
-    # Beyond the first m, the m-th is a competitor too, and the item itself is none.
-    competitors[:, right:] += np.maximum(mass[:, right - 1 : right] - mass[:, right:], 0)
-    evidence: Floats = relative - np.log(competitors)
-    return np.hstack([np.take_along_axis(evidence, places, 1), evidence[:, BEST:]])
 
 
 def _training_hits(
@@ -403,32 +427,36 @@ _METHODS: dict[str, Callable[[Floats, Bools, float], ScoreMap]] = {
 }
 
 
-def _choose_sharpness(
-    galleries: Sequence[_Gallery], right: int, background: float, level: float
-) -> tuple[float, float]:
-    """Return β and d with the smallest log loss of Platt's map.
+def _choose_evidence(galleries: Sequence[_Gallery], right: int, background: float, level: float) -> Evidence:
+    """Return the evidence with the smallest log loss of Platt's map, one number after the other.
 
-    β is tried over multiples of the spread of scores, and then d, where there are items with partners, over
-    multiples of the offset that they were ordered by.
+    β is tried over multiples of the spread of scores. Where there are items with partners, d follows, over
+    multiples of the offset that they were ordered by. κ comes last, and β again with it.
     """
     whole = galleries[0].scores
     last = np.isfinite(whole).sum(axis=1) - 1
     spread = float(np.median(whole[:, 0] - whole[np.arange(len(whole)), last])) or 1.0
-    tried = np.zeros(len(whole), bool)
-    tried[np.linspace(0, len(whole) - 1, min(_TRIED, len(whole))).astype(int)] = True
+    tried = np.unique(np.linspace(0, len(whole) - 1, min(_TRIED, len(whole))).astype(int))
+    sample = [
+        _Gallery(gallery.scores[tried], gallery.right[tried], gallery.paired[tried]) for gallery in galleries
+    ]
 
-    def loss(sharpness: float, offset: float) -> float:
-        evidence = [
-            _evidence(gallery.scores - offset * gallery.paired, sharpness, right, background)
-            for gallery in galleries
-        ]
-        values, truth = _training_hits(evidence, galleries, tried)
+    def loss(evidence: Evidence) -> float:
+        values, truth = _training_hits(list(map(evidence.of, sample)), sample, np.ones(len(tried), bool))
         return _log_loss(_fit_platt(values, truth)(values), truth)
 
-    sharpness = float(min(np.geomspace(1.0, 100.0, 14) / spread, key=lambda beta: loss(beta, level / 2)))
-    if not galleries[0].paired.any():
-        return sharpness, 0.0
-    return sharpness, float(min(np.linspace(-0.5, 1.5, 9) * level, key=lambda d: loss(sharpness, d)))
+    start = Evidence(right, 1.0, background, level / 2)
+    sharpness = np.geomspace(1.0, 100.0, 14) / spread
+    best = min((replace(start, sharpness=float(beta)) for beta in sharpness), key=loss)
+    paired = any(gallery.paired.any() for gallery in galleries)
+    offsets = np.linspace(-0.5, 1.5, 9) * level if paired else [0.0]
+    best = min((replace(best, paired_offset=float(d)) for d in offsets), key=loss)
+    sharper = best.sharpness * np.array([1.0, 1.2, 1.45, 1.75])
+    bent = [
+        replace(best, sharpness=float(beta), bend=bend / spread)
+        for bend, beta in itertools.product((0.1, 0.2, 0.3), sharper)
+    ]
+    return min([best, *bent], key=loss)
 
 
 def _log_loss(probabilities: Floats, truth: Bools) -> float:
