@@ -50,7 +50,7 @@ def match_items(store: Store, items: Mapping[View, Sequence[Item]]) -> dict[View
             old = by_id.get(item.id)
         if old is not None:
             image = replace(item, id=old.id, metadata={**old.metadata, **item.metadata})
-            for caption in store.items("text", image=old.id):
+            for caption in store.items("text", images=[old.id]):
                 captions[old.id, caption.text].append(caption.id)
         else:
             image = replace(item, id=choose_id(item.id, taken)) if item.id in by_id else item

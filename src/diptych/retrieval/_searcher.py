@@ -308,7 +308,7 @@ class Searcher:
         return Block(view, items, add_coordinate(vectors, is_paired), np.asarray(features, np.float32))
 
     def _captions_of(self, images: Sequence[Item]) -> list[Item]:
-        return [text for image in images for text in self.store.items("text", image=image.id)]
+        return list(self.store.items("text", images=[image.id for image in images])) if images else []
 
     def _image_of(self, text: Item) -> list[Item]:
         return [] if text.image is None else list(self.store.items("image", ids=[text.image]))
