@@ -85,6 +85,8 @@ class Searcher:
         k = search.offset + search.k + 1  # one more tells whether there are others
         where, depth = self._filter(search.searched, search.where), k if calibration is None else BEST
         asked = add_offset(vectors, offset)
+        if search.min_probability is not None:
+            k = max(k, BEST)  # between items of two kinds, probabilities may rise with the rank
         if search.view == search.searched and not search.parts:
             k = max(k, COMPARED)
         matches = self.store.search(search.task, asked, k, where, self.version, depth)
