@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA, Fusion, Retriever
 from diptych.data import PairedDataset, PairedViews, open_features, read_pairs
-from diptych.retrieval._calibration import Measured, ScoreMap, TaskCalibration
+from diptych.encoders import FunctionEncoder
 from diptych.retrieval._placing import Offset, choose_offset
 from tolerance import assert_close, rounding
 
@@ -62,17 +62,17 @@ class Library:
                 for name, (image, row) in self.captions.items()
             }
             if task == "search":
-                partners = {
-                    name: [row for image, row in captions.values() if image == name] for name in images
-                }
-                rows = images
+                rows, pairs = images, captions.values()
+                partners = {name: [row for image, row in pairs if image == name] for name in images}
             else:
                 rows = {name: row for name, (_, row) in captions.items()}
-                partners = {
-                    name: [images[image]] if image in images else [] for name, (image, _) in captions.items()
-                }
+                partners = {name: [images[image]] if image else [] for name, (image, _) in captions.items()}
             stored = read_vectors(self.retriever, task)
             assert stored.keys() == rows.keys()
+            if not self.retriever.store.address:  # a database may count late
+                n_paired = sum(map(bool, partners.values()))
+                view = "image" if task == "search" else "text"
+                assert self.retriever.store.count_kinds(view) == (n_paired, len(rows) - n_paired)
             for name, row in rows.items():
                 further = -0.1 if len(partners[name]) else 0.0
                 expected = [*place(row, partners[name]), further]
@@ -193,15 +193,40 @@ def test_a_refit_places_all_items_as_a_new_library_does(library):
     library.assert_placed()
 
 
-def test_without_features_items_stay_where_they_are(views):
-    library = Library(*views(n=50), keep_features=False)
-    library.assert_placed()
-    before = read_vectors(library.retriever, "search")
-    learn(library)
-    after = read_vectors(library.retriever, "search")
-    assert before.keys() == after.keys()
-    for name, vector in after.items():
-        np.testing.assert_array_equal(vector, before[name])
+LETTERS = "abcdefghij"
+
+
+def count_letters(texts):
+    return np.array([[text.count(letter) for letter in LETTERS] for text in texts], float)
+
+
+def test_empty_captions_are_no_partners_and_a_refit_encodes_what_it_places(rng):
+    """A retriever of words and phrases that keeps no features."""
+    words = ["".join(rng.choice(list(LETTERS), 30)) for _ in range(60)]
+    phrases = ["".join(rng.permutation(list(word))[:20]) for word in words]
+    phrases[5] = phrases[6] = " "
+    pairs = PairedDataset(tuple(words), (*phrases, "fed bad face"), (*range(60), 6), paths=tuple(words))
+    encoder = FunctionEncoder(count_letters, "letters", "texts")
+    options = {"model": AWCCA(params=(2.0, 3.0)), "keep_features": False, "views": ("word", "phrase")}
+    retriever = Retriever(encoder, count_letters, **options).fit(pairs)
+    retriever.learn("head bead", right=words[5])
+    captions = {word: [phrase] for word, phrase in zip(words, phrases, strict=True)}
+    captions |= {words[5]: [], words[6]: ["fed bad face"]}
+
+    def assert_placed():
+        model = retriever.fitted.model
+        vectors = read_vectors(retriever, "search")
+        for word, its in captions.items():
+            row = model.transform(count_letters([word]))[0]
+            expected = place(row, model.transform(y=count_letters(its)) if its else ())
+            np.testing.assert_allclose(vectors[word][:-1], expected, rtol=0, atol=PLACED, err_msg=word)
+            assert vectors[word][-1] == pytest.approx(-0.1 if its else 0.0)
+        assert read_vectors(retriever, "annotate")[f"{words[5]}#0"][-1] == 0
+
+    assert_placed()  # "head bead" waits for the refit
+    retriever.refit()
+    captions[words[5]] = ["head bead"]
+    assert_placed()
 
 
 def test_stored_captions_do_not_change_an_evaluation(views):
@@ -317,28 +342,6 @@ def test_a_least_probability_leaves_out_exactly_the_hits_below_it(mixed, least):
             found, more = found + [hit.id for hit in page], page.more
         assert found == likely
     assert rises  # between both kinds
-
-
-@given(
-    seed=st.integers(0, 10_000),
-    n=st.integers(1, 9),
-    right=st.integers(1, 3),
-    offset=st.floats(0, 0.5),
-    own=st.floats(-0.2, 0.5),
-)
-def test_probabilities_compare_items_of_both_kinds_at_their_own_offset(seed, n, right, offset, own):
-    rng = np.random.default_rng(seed)
-    cosines, paired = rng.uniform(-1, 1, n), rng.random(n) < 0.5
-    order = np.argsort(offset * paired - cosines)
-    cosines, paired = cosines[order], paired[order]
-    measured = Measured("drawn", 1, 1, 1, 0.0, [])
-    calibration = TaskCalibration(right, 4.0, 0.1, ScoreMap(0.8, 0.3), measured, own)
-    found = calibration.probabilities((cosines - offset * paired)[None], paired[None], offset)[0]
-    scores = cosines - own * paired
-    for at in range(n):
-        others = np.sort(np.delete(scores, at))[::-1][right - 1 :]
-        evidence = 4.0 * scores[at] - np.log(np.exp(0.4) + np.exp(4.0 * others).sum())
-        assert found[at] == pytest.approx(1 / (1 + np.exp(-0.8 * evidence - 0.3)), rel=1e-9)
 
 
 def test_the_chosen_offset_is_better_than_none_and_than_a_large_one(mixed):
