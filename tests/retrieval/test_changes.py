@@ -11,6 +11,7 @@ from diptych import AWCCA, HKSE, InputError, Retriever
 from diptych._checks import DataWarning
 from diptych.data import PairedDataset, PairedViews
 from diptych.retrieval._inputs import Search
+from placing import place_by_hand, unit
 from tolerance import assert_ranked, assert_same_hits, rounding
 
 
@@ -42,12 +43,16 @@ def test_what_is_added_is_found_where_awcca_puts_it(make):
     ]
     assert made.retriever.fitted is before  # nothing was learned
     model = AWCCA(params=(2.0, 3.0)).fit(made.x, made.y, made.pairing)
-    ex = model.transform(np.vstack([made.x, x]), task="search")
-    ey = model.transform(y=made.y[:20], task="search")
-    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (ex, ey)]
-    names = [*map(str, range(60)), *ids[:6]]
-    for row, hits in zip(unit[1] @ unit[0].T, made.retriever.search(made.y[:20], k=66), strict=True):
-        assert_ranked(hits, dict(zip(names, row.tolist(), strict=True)), rounding(np.float32, 8))
+    ex, ey = model.transform(np.vstack([made.x, x]), np.vstack([made.y, y]), task="search")
+    placed = place_by_hand(ex, ey, [*made.pairing, 60, 61, 62, 63, 64, 64])
+    names, offsets = [*map(str, range(60)), *ids[:6]], []
+    for row, hits in zip(unit(ey[:20]) @ placed.T, made.retriever.search(made.y[:20], k=66), strict=True):
+        scores = dict(zip(names, row.tolist(), strict=True))
+        # One number is subtracted from the scores of all images with captions.
+        offsets.append(scores["0"] - next(hit.score for hit in hits if hit.id == "0"))
+        scores = {name: score - offsets[0] * (name != "new 5") for name, score in scores.items()}
+        assert_ranked(hits, scores, rounding(np.float32, 8))
+    assert offsets[0] > 0
 
 
 def test_items_without_an_id_get_an_unused_one(make, tmp_path):
@@ -278,12 +283,15 @@ class TestRefit:
                 found.models_[task].correlations, model.models_[task].correlations, rtol=1e-5, atol=1e-6
             )
             ex, ey = model.transform(x, y, task=task)
-            unit = [e / np.linalg.norm(e, axis=1, keepdims=True) for e in (ex, ey)]
             images, texts = retriever.embed_images(x, task=task), retriever.embed_texts(y, task=task)
-            np.testing.assert_allclose(texts @ images.T, unit[1] @ unit[0].T, atol=1e-4)
+            np.testing.assert_allclose(texts @ images.T, unit(ey) @ unit(ex).T, atol=1e-4)
             # What is indexed was embedded anew.
-            hits = retriever.search(y[:5], k=3) if task == "search" else retriever.annotate(x[:5], k=3)
-            scores = unit[1][:5] @ unit[0].T if task == "search" else unit[0][:5] @ unit[1].T
+            pairing = np.repeat(np.arange(len(x)), 2)
+            if task == "search":
+                hits, scores = retriever.search(y[:5], k=3), unit(ey[:5]) @ place_by_hand(ex, ey, pairing).T
+            else:
+                placed = place_by_hand(ey, ex[pairing], np.arange(len(y)))
+                hits, scores = retriever.annotate(x[:5], k=3), unit(ex[:5]) @ placed.T
             for own, row in zip(hits, scores, strict=True):
                 np.testing.assert_allclose([h.score for h in own], np.sort(row)[::-1][:3], atol=1e-4)
 

@@ -209,7 +209,7 @@ def test_links_are_not_followed(make, tmp_path):
     assert checked >= 9
 
 
-@pytest.mark.parametrize(("name", "width"), [("search", 7), ("annotate", 7), ("image", 8), ("text", 7)])
+@pytest.mark.parametrize(("name", "width"), [("search", 8), ("annotate", 8), ("image", 8), ("text", 7)])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_numbers_that_are_not_finite_are_refused_when_they_are_read(make, tmp_path, name, width, value):
     made = make()

@@ -210,15 +210,18 @@ def test_a_query_far_from_the_training_queries_gets_less_of_the_correction(fit, 
 
 @pytest.mark.parametrize("name", ["unit", "l2", "csls", "pieces"])
 def test_the_inner_product_of_two_files_is_the_score(fit, exported, name):
-    """A client with both files finds what the retriever finds."""
-    retriever = fit(name)
+    """A client with both files finds what a retriever finds whose items have no partners."""
+    rows = {view: np.hstack(list(blocks.values())) for view, blocks in BLOCKS.items()}
+    retriever = Retriever.from_model(fit(name).fitted.model, features=(rows["image"], rows["text"]))
+    retriever.add(rows["image"], ids=[f"image {row}" for row in range(240)])
+    retriever.add(captions=rows["text"], caption_ids=[f"text {row}" for row in range(240)])
     for task, queries, items in (("search", "text", "image"), ("annotate", "image", "text")):
         vectors = {
             view: feed(open_session(exported(name, view, task)), BLOCKS[view]) for view in (queries, items)
         }
         best = np.argmax(vectors[queries] @ vectors[items].T, axis=1)
-        hits = getattr(retriever, task)(np.hstack(list(BLOCKS[queries].values())), k=1)
-        found = [int(hit[0].id.partition("#")[0]) for hit in hits]
+        hits = getattr(retriever, task)(rows[queries], k=1)
+        found = [int(hit[0].id.split()[1]) for hit in hits]
         assert np.mean(best == found) > 0.99
 
 
@@ -401,4 +404,6 @@ def test_the_example_of_the_page_runs(tmp_path, monkeypatch, capsys):
     row = BLOCKS["text"]["words"][:1]
     exec(client, {"encode": lambda texts: row})
     shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert shown == [hit.id for hit in names["retriever"].search(row[0], k=5)]
+    retriever = names["retriever"]
+    retriever.remove([text.id for text in retriever.items("text")])  # images lie by themselves again
+    assert shown == [hit.id for hit in retriever.search(row[0], k=5)]

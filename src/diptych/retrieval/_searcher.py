@@ -85,11 +85,14 @@ class Searcher:
         k = search.offset + search.k + 1  # one more tells whether there are others
         where, depth = self._filter(search.searched, search.where), k if calibration is None else BEST
         asked = add_offset(vectors, offset)
-        if search.view == search.searched and not search.parts:
+        if search.min_probability is not None:
+            k = max(k, BEST)  # between items of two kinds, probabilities may rise with the rank
+        by_items = all(view == search.searched for view in (search.view, *(p.view for p in queries.parts)))
+        if by_items:
             k = max(k, COMPARED)
         matches = self.store.search(search.task, asked, k, where, self.version, depth)
         scores = self.projectors[search.task].scores(matches.products, vectors)
-        if search.view == search.searched and not search.parts:
+        if by_items:
             matches, scores = self._compare_alone(search, vectors, matches, scores)
         results = _SearchResults(matches, scores, calibration, offset).list_hits(
             search, queries.ignored_words
@@ -397,7 +400,7 @@ class Searcher:
     def _compare_alone(
         self, search: Search, query: Floats, matches: Matches, scores: Floats
     ) -> tuple[Matches, Floats]:
-        """Order the nearest items of one item again, by their features without their partners.
+        """Order the nearest items of one item or a sum of items again, by their features without partners.
 
         So an image is most similar to itself and to images that look alike, whoever has captions.
         """
