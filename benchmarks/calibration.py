@@ -4,9 +4,6 @@ Models are fitted on the training split, their probabilities on the validation s
 does it; everything here is measured on the test split, which is read once. With ``--validation`` the last
 thousand training images take the place of the validation split, that of the test split is taken by
 validation, and nothing is recorded.
-
-``--everything``: the gallery is all images, most of which the model was fitted on, as in a retriever that was
-just fitted. The fifth caption of each training image is left out of the fit, and is a query here.
 """
 
 from __future__ import annotations
@@ -150,45 +147,6 @@ def measure(name: str, preset: str, train: int, panels: dict) -> list[dict]:
     return rows
 
 
-def measure_everything(name: str, preset: str, train: int) -> list[dict]:
-    """Search all images with new captions of images that the model was fitted on, and of others."""
-    images, texts = FEATURES[name]
-    x, y, pairing = load_flickr8k(images, texts)
-    held, last = train + VALIDATION, train + 2 * VALIDATION
-    captions = np.arange(held * CAPTIONS)
-    used = captions[(captions % CAPTIONS < CAPTIONS - 1) | (captions >= train * CAPTIONS)]
-    splits = ["train"] * train + ["val"] * VALIDATION
-    retriever = Retriever.from_features(
-        x[:held], y[used], pairing[used], splits=splits, preset=PRESETS[preset]
-    )
-    own = Measured(retriever, "search")
-    rng = np.random.default_rng(0)
-    known, new = rng.permutation(train)[:VALIDATION], np.arange(held, last)
-    # Among all images of the gallery but those of the validation split, so many are new.
-    mixed = np.concatenate([known, rng.permutation(new)[: round(len(known) * len(new) / train)]])
-    rows = []
-    for kind, image in (("known", known), ("new", new), ("any", mixed)):
-        right = image[:, None] == np.arange(last)
-        queries = y[image * CAPTIONS + CAPTIONS - 1]
-        scores = own.compare(queries, x[:last], right, image)
-        probabilities = own.hits(scores)
-        every = np.arange(len(image))
-        rows.append(
-            {
-                "features": name,
-                "model": preset,
-                "images": last,
-                "captions of images that are": kind,
-                "queries": len(image),
-                "ECE": f"{error(probabilities, scores, every):.3f}",
-                "first hit: mean probability": f"{probabilities[:, 0].mean():.3f}",
-                "first hit: share right": f"{scores.right[:, 0].mean():.3f}",
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
-
-
 def measure_smaller(own: Measured, x: np.ndarray, y: np.ndarray) -> str:
     """Return the error in galleries of a fifth of the images."""
     parts, step = [], VALIDATION // 5
@@ -219,7 +177,6 @@ def draw(panels: dict, file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--validation", action="store_true", help="do not read the test split")
-    parser.add_argument("--everything", action="store_true", help="search all images, training ones too")
     parser.add_argument("--only", choices=list(FEATURES), help="one pair of features; needs --validation")
     options = parser.parse_args()
     if options.only and not options.validation:
@@ -231,9 +188,6 @@ def main() -> None:
     panels: dict = {}
     with log_test_run(__file__) as logged:
         logged += (rows := report(options, panels))
-    if options.everything:
-        record("calibration_everything", rows, EVERYTHING)
-        return
     record("calibration", rows, NOTE)
     draw(panels, RESULTS / "calibration.svg")
 
@@ -241,10 +195,6 @@ def main() -> None:
 def report(options: argparse.Namespace, panels: dict) -> list[dict]:
     """Measure what was asked for; ``panels`` are filled with what is drawn."""
     train = TRAIN - VALIDATION if options.validation else TRAIN
-    if options.everything:
-        return [
-            row for name in FEATURES for preset in PRESETS for row in measure_everything(name, preset, train)
-        ]
     names = [options.only] if options.only else list(FEATURES)
     rows = [row for name in names for preset in PRESETS for row in measure(name, preset, train, panels)]
     head = dict.fromkeys(key for row in rows for key in row)
@@ -257,12 +207,6 @@ NOTE = (
     "images, and of 200. A map of the score: Platt's, fitted on the ten best hits of the validation queries. "
     "Softmax: over the 100 best scores, with the calibration's β. In brackets, 95 % bootstrap intervals over "
     "images."
-)
-
-EVERYTHING = (
-    "All images of Flickr8k's training, validation and test splits are searched, with captions that the "
-    "model was not fitted on: of training images (known), of test images (new), and of images drawn from "
-    "both (any). ECE: expected calibration error of the ten best hits, in 15 bins of equal width."
 )
 
 if __name__ == "__main__":

@@ -252,8 +252,10 @@ def measure_composed(name: str, queries: Queries) -> list[dict]:
         pairing[: n * CAPTIONS],
         splits=["train"] * TRAIN + ["val"] * VALIDATION,
         model=Fusion(blocks=dict(zip("xy", blocks, strict=True)), polish=False, refit=False),
-        keep_features=False,
     )
+    # The validation images are found as images without captions.
+    captions = retriever.items("text", where={"split": "val"})
+    retriever.remove([caption.id for caption in captions])
     encoded = queries.encode(texts, ("one word", "two words"))
     word = dict(zip(queries.texts["one word"], encoded["one word"], strict=True))
     both = dict(zip(queries.texts["two words"], encoded["two words"], strict=True))

@@ -408,3 +408,24 @@ def test_a_search_with_probabilities_needs_no_scikit_learn(calibrated, saved, tm
         "assert not {'sklearn', 'scipy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, saved, tmp_path / "y.npy"], check=True)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 9),
+    right=st.integers(1, 3),
+    offset=st.floats(0, 0.5),
+    own=st.floats(-0.2, 0.5),
+)
+def test_probabilities_compare_items_of_both_kinds_at_their_own_offset(seed, n, right, offset, own):
+    rng = np.random.default_rng(seed)
+    cosines, paired = rng.uniform(-1, 1, n), rng.random(n) < 0.5
+    order = np.argsort(offset * paired - cosines)
+    cosines, paired = cosines[order], paired[order]
+    calibration = TaskCalibration(right, 4.0, 0.1, ScoreMap(0.8, 0.3), MEASURED, own)
+    found = calibration.probabilities((cosines - offset * paired)[None], paired[None], offset)[0]
+    scores = cosines - own * paired
+    for at in range(n):
+        others = np.sort(np.delete(scores, at))[::-1][right - 1 :]
+        evidence = 4.0 * scores[at] - np.log(np.exp(0.4) + np.exp(4.0 * others).sum())
+        assert found[at] == pytest.approx(1 / (1 + np.exp(-0.8 * evidence - 0.3)), rel=1e-9)

@@ -383,7 +383,7 @@ def test_items_are_listed_changed_skipped_and_replaced(case):
 
     ids, image = [case.ids[0], "new"], take(case.images, [N, N + 1])
     text = take(case.texts, case.new_rows[0])
-    caption = next(retriever.store.items(image=case.ids[5])).id
+    caption = next(retriever.store.items(images=[case.ids[5]])).id
     before = retriever.annotate(take(case.images, 0), k=1)
     assert retriever.add(image, ids=ids, on_conflict="skip") == ["new"]
     assert retriever.add(image, ids=ids, on_conflict="skip") == []

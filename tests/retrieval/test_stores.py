@@ -234,7 +234,7 @@ def test_a_filter_by_ids_or_keys_that_no_store_can_hold(filled):
         filled.store.search("search", queries, 9, parse_filter({"\udcff": 1}), filled.version)
     with pytest.raises(InputError, match="there is no item"):
         filled.store.remove(["a\0"])
-    assert list(filled.store.items(image="a\0")) == list(filled.store.items(ids=["a\0"])) == []
+    assert list(filled.store.items(images=["a\0"])) == list(filled.store.items(ids=["a\0"])) == []
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -294,7 +294,7 @@ def test_items_are_added_and_searched(filled):
         [new[0].features[1], BLOCKS[0].features[0], new[0].features[0]],
         rtol=1e-6,
     )
-    assert [item.id for item in filled.store.items(image="a")] == ["a#0"]
+    assert [item.id for item in filled.store.items(images=["a"])] == ["a#0"]
 
 
 def test_names_of_any_kind_are_stored(filled):
@@ -310,7 +310,7 @@ def test_names_of_any_kind_are_stored(filled):
         for where in (Filter(frozenset([name])), parse_filter({name: name})):
             ((match,),) = filled.store.search("search", queries_of("search", 1), 9, where, filled.version)
             assert match[0] == image
-        assert list(filled.store.items(image=name)) == [text]
+        assert list(filled.store.items(images=[name])) == [text]
         assert filled.store.remove([name]) == 2
 
 
@@ -398,7 +398,7 @@ def test_items_come_in_order_of_addition(filled):
         "new",
     ]
     assert [item.id for item in filled.store.items("text", ids=["i7", TEXTS[3]])] == [TEXTS[3]]
-    assert [item.id for item in filled.store.items(image="i7")] == ["i7#7", "i7#37"]
+    assert [item.id for item in filled.store.items(images=["i7"])] == ["i7#7", "i7#37"]
     assert [item.id for item in filled.store.items(new=True)] == ["new"]
     assert next(filled.store.items(ids=["i3"])) == BLOCKS[0].items[3]
 
@@ -500,7 +500,7 @@ def test_an_item_with_other_content_counts_as_added_now(filled):
         assert sorted(found.id for found, _ in hits) == sorted(IMAGES)
         np.testing.assert_allclose(store.features("image", ["i4"]), new.features, rtol=1e-6)
         assert [i.id for i in store.items(new=True)] == ["i4"]
-        assert [i.id for i in store.items(image="i4")] == ["i4#4", "i4#34"]
+        assert [i.id for i in store.items(images=["i4"])] == ["i4#4", "i4#34"]
         assert list_ids(store, where={"n": 4}) == (["i4"], 1)
 
 
@@ -511,7 +511,7 @@ def test_items_are_replaced_by_those_with_their_ids(filled):
     filled.store.add([images, captions], filled.version, replace=True)
     for store in (filled.store, other):
         assert store.count() == 92
-        assert [item.id for item in store.items(image="i3")] == ["i3#33", "i3#3", "i3#new"]
+        assert [item.id for item in store.items(images=["i3"])] == ["i3#33", "i3#3", "i3#new"]
         assert list_ids(store, where={"colour": "grey"}) == (["i3"], 1)
         for block in (images, captions):
             task = TASK_OF[block.view]

@@ -337,11 +337,11 @@ class TestTables:
         assert (updated, rest.image_ids, rest.captions) == (["a.jpg", "b.jpg"], ("new.jpg",), ("Three.",))
         assert library.item("a.jpg").metadata == {"orientation": "landscape", "year": 2020}
         assert library.item("b.jpg").metadata["year"] == 2021
-        assert [item.text for item in library.store.items("text", image="a.jpg")] == ["One.", "Two."]
+        assert [item.text for item in library.store.items("text", images=["a.jpg"])] == ["One.", "Two."]
         assert merge_pairs(library, pairs)[0] == []
         others = replace(pairs, captions=("Two.", "Other.", "Three."))
         assert merge_pairs(library, others)[0] == ["a.jpg"]
-        texts = {item.id: item.text for item in library.store.items("text", image="a.jpg")}
+        texts = {item.id: item.text for item in library.store.items("text", images=["a.jpg"])}
         assert texts == {"renamed#0": "One.", "renamed#1": "Two.", "a.jpg#0": "Other."}
 
 
@@ -391,7 +391,7 @@ class TestFit:
         assert fitted.store.count("image") == 70
         assert fitted.item("07.jpg").path != fitted.item("07.jpg (2)").path
         assert fitted.store.count("text") == 121
-        assert {item.text for item in fitted.store.items("text", image="07.jpg (2)")} == {*images[7][1]}
+        assert {item.text for item in fitted.store.items("text", images=["07.jpg (2)"])} == {*images[7][1]}
 
     def test_the_library_still_knows_its_folder(self, fitted, tmp_path):
         report = reopen(tmp_path / "library").sync()

@@ -97,7 +97,7 @@ def run_busy(make, extra=lambda busy, retriever: None, **options):
     def remove():
         with lock:
             names = [live.pop(rng.integers(len(live))) for _ in range(2)] if len(live) > 20 else []
-        captions = [item.id for name in names for item in retriever.store.items(image=name)]
+        captions = [item.id for name in names for item in retriever.store.items(images=[name])]
         retriever.remove(names)
         presence.ended.update(dict.fromkeys([*names, *captions], time.perf_counter()))
 

@@ -103,10 +103,11 @@ class Item:
 class Hit:
     """One item of a search result.
 
-    ``score`` is a cosine (or minus a distance, for a model with ``similarity="l2"``). It orders the hits of
-    one query and is not comparable between queries. ``probability`` is comparable: how likely the item is a
-    right one, if the gallery that was searched has one; see ``docs/calibration.md``. It is None for a model
-    without calibration, and for searches that it was not measured for.
+    ``score`` is a cosine (or minus a distance, for a model with ``similarity="l2"``), less an offset for
+    items with captions (``docs/library.md``). It orders the hits of one query and is not comparable between
+    queries. ``probability`` is comparable: how likely the item is a right one, if the gallery that was
+    searched has one; see ``docs/calibration.md``. It is None for a model without calibration, and for
+    searches that it was not measured for.
 
     Examples
     --------

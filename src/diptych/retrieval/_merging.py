@@ -50,7 +50,7 @@ def match_items(store: Store, items: Mapping[View, Sequence[Item]]) -> dict[View
             old = by_id.get(item.id)
         if old is not None:
             image = replace(item, id=old.id, metadata={**old.metadata, **item.metadata})
-            for caption in store.items("text", image=old.id):
+            for caption in store.items("text", images=[old.id]):
                 captions[old.id, caption.text].append(caption.id)
         else:
             image = replace(item, id=choose_id(item.id, taken)) if item.id in by_id else item
@@ -108,9 +108,17 @@ def merge_pairs(retriever: Retriever, dataset: PairedDataset) -> tuple[list[str]
 def keep_others(previous: Searcher, current: Searcher) -> None:
     """Add all items that a new model in memory does not have, by the features that are kept of them."""
     ids = {item.id for item in current.store.items()}
-    for view in VIEWS:
-        for items in batches(item for item in previous.store.items(view) if item.id not in ids):
-            current.add({view: items}, {view: previous.features_of(view, items)})
+
+    def add(items: Mapping[View, Sequence[Item]]) -> None:
+        some = {view: view_items for view, view_items in items.items() if view_items}
+        current.add(some, {view: previous.features_of(view, some[view]) for view in some})
+        ids.update(item.id for view_items in some.values() for item in view_items)
+
+    for images in batches(item for item in previous.store.items("image") if item.id not in ids):
+        captions = previous.store.items("text", images=[image.id for image in images])
+        add({"image": images, "text": [caption for caption in captions if caption.id not in ids]})
+    for texts in batches(item for item in previous.store.items("text") if item.id not in ids):
+        add({"text": texts})
 
 
 def confirm_pairs(retriever: Retriever, query: Any, right: str | Sequence[str]) -> list[str]:

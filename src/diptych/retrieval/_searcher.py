@@ -85,6 +85,8 @@ class Searcher:
         k = search.offset + search.k + 1  # one more tells whether there are others
         where, depth = self._filter(search.searched, search.where), k if calibration is None else BEST
         asked = add_offset(vectors, offset)
+        if search.min_probability is not None:
+            k = max(k, BEST)  # between items of two kinds, probabilities may rise with the rank
         by_items = all(view == search.searched for view in (search.view, *(p.view for p in queries.parts)))
         if by_items:
             k = max(k, COMPARED)
@@ -309,7 +311,7 @@ class Searcher:
         return Block(view, items, add_coordinate(vectors, is_paired), np.asarray(features, np.float32))
 
     def _captions_of(self, images: Sequence[Item]) -> list[Item]:
-        return [text for image in images for text in self.store.items("text", image=image.id)]
+        return list(self.store.items("text", images=[image.id for image in images])) if images else []
 
     def _image_of(self, text: Item) -> list[Item]:
         return [] if text.image is None else list(self.store.items("image", ids=[text.image]))

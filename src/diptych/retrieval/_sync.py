@@ -311,7 +311,7 @@ def _put_photos(
             continue  # it cannot be read, or a user has removed it
         old = Item(change.file.id, "image") if item is None else item
         new = described[path] = replace(old, path=path, metadata={**old.metadata, **text.metadata})
-        others, outdated_ids = _compare_captions(new, text, list(store.items("text", image=new.id)))
+        others, outdated_ids = _compare_captions(new, text, list(store.items("text", images=[new.id])))
         captions += others
         outdated += outdated_ids
         if item is None:

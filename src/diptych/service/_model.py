@@ -220,7 +220,7 @@ class LoadedModel:
         """Return an item for clients, without the path of its file."""
         content: dict[str, Any] = {"id": item.id, "view": item.view}
         if item.view == "image":
-            captions = islice(self.retriever.store.items(image=item.id), CAPTIONS_SHOWN)
+            captions = islice(self.retriever.store.items(images=[item.id]), CAPTIONS_SHOWN)
             content["captions"] = [{"id": caption.id, "text": caption.text} for caption in captions]
             media, url = self.media(item), _item_url(item.id)
             content |= {"text": item.text, "has_file": item.path is not None, "media": media}

@@ -243,13 +243,13 @@ class Store(Protocol):
         view: View | None = None,
         *,
         ids: Sequence[str] | None = None,
-        image: str | None = None,
+        images: Sequence[str] | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
         """Iterate over items in order of addition.
 
-        Only those of a view, with one of these ids, that are captions of an image, or that were added since
-        the model was fitted (``new``).
+        Only those of a view, with one of these ids, that are captions of these images, or that were added
+        since the model was fitted (``new``).
         """
 
     def page(self, listing: Listing) -> tuple[list[Item], int]:

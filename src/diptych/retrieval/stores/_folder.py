@@ -198,10 +198,10 @@ class FolderStore:
         view: View | None = None,
         *,
         ids: Sequence[str] | None = None,
-        image: str | None = None,
+        images: Sequence[str] | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
-        return self.resident.items(view, ids=ids, image=image, new=new)
+        return self.resident.items(view, ids=ids, images=images, new=new)
 
     def count(self, view: View | None = None) -> int:
         return self.resident.count(view)

@@ -353,16 +353,15 @@ class MemoryStore:
         view: View | None = None,
         *,
         ids: Sequence[str] | None = None,
-        image: str | None = None,
+        images: Sequence[str] | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
         pairs: Iterable[tuple[int, Item | None]] = self.table
-        if ids is not None or image is not None:
-            keys = (
-                self.table.caption_keys(image)
-                if image is not None
-                else self.table.keys_of(ids or ()).tolist()
-            )
+        if ids is not None or images is not None:
+            if images is None:
+                keys = self.table.keys_of(ids or ()).tolist()
+            else:
+                keys = sorted({key for image in images for key in self.table.caption_keys(image)})
             pairs = [(key, self.table.get(key)) for key in keys]
         for key, item in pairs:
             if item is not None and view in (None, item.view) and (not new or key >= self.learned):

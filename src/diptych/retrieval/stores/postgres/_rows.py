@@ -179,7 +179,7 @@ class Rows:
         view: View | None = None,
         *,
         ids: Iterable[str] | None = None,
-        image: str | None = None,
+        images: Sequence[str] | None = None,
         first: int = 0,
         limit: int | None = None,
     ) -> tuple[list[int], list[Item]]:
@@ -188,7 +188,7 @@ class Rows:
             "first": first,
             "view": view,
             "ids": None if ids is None else _storable_ids(ids),
-            "images": None if image is None else _storable_ids([image]),
+            "images": None if images is None else _storable_ids(images),
             "limit": limit,
         }
         rows = self.execute(

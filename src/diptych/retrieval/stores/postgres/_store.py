@@ -156,12 +156,12 @@ class PostgresStore:
         view: View | None = None,
         *,
         ids: Sequence[str] | None = None,
-        image: str | None = None,
+        images: Sequence[str] | None = None,
         new: bool = False,
     ) -> Iterator[Item]:
         def read(rows: Rows, first: int) -> tuple[list[int], list[Item]]:
             start = max(first, rows.version.first_new_key or 0) if new else first
-            return rows.items(view, ids=ids, image=image, first=start, limit=PAGE)
+            return rows.items(view, ids=ids, images=images, first=start, limit=PAGE)
 
         return itertools.chain.from_iterable(self._pages(read))
 
