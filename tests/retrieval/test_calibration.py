@@ -153,7 +153,13 @@ def test_probabilities_are_right_on_average_in_galleries_of_any_size(drawn_calib
     texts = np.where((has_captions & library)[:, None], place_by_hand(y, x[owner], range(len(y))), y)
     lonely = np.flatnonzero(np.arange(n) % 2) if library else np.arange(n)
     for task, queries, items, right, paired in (
-        ("search", y[asked], images, owner[asked, None] == np.arange(n), np.isin(np.arange(n), owner[partners])),
+        (
+            "search",
+            y[asked],
+            images,
+            owner[asked, None] == np.arange(n),
+            np.isin(np.arange(n), owner[partners]),
+        ),
         ("annotate", x[lonely], texts, lonely[:, None] == owner, has_captions & library),
     ):
         offset = offsets[task].compute(int(paired.sum()), int((~paired).sum()))
@@ -370,7 +376,13 @@ def test_a_damaged_calibration_is_refused(calibrated, tmp_path):
     retriever, *_ = calibrated
     stored = msgspec.json.decode(msgspec.json.encode(retriever.fitted.calibration["search"]))
     assert msgspec.convert(stored, TaskCalibration) == retriever.fitted.calibration["search"]
-    evidence = [{"sharpness": -1.0}, {"right": 0}, {"bend": -1.0}, {"background": 1e300}, {"sharpness": 1e300}]
+    evidence = [
+        {"sharpness": -1.0},
+        {"right": 0},
+        {"bend": -1.0},
+        {"background": 1e300},
+        {"sharpness": 1e300},
+    ]
     changes = [{"evidence": stored["evidence"] | change} for change in evidence]
     changes += [{"map": {"slope": -2.0}}, {"map": {"knots": [[-1e300, 0.1]]}}, {"unknown": 1}]
     for change in changes:
