@@ -48,7 +48,7 @@ def make_hkse(folder):
 
 
 def make_retriever(folder):
-    """Save a retriever with its text encoder, features, metadata, and an item that was added later."""
+    """Save a retriever with its text encoder, features, metadata, and items that were added later."""
     hkse = HKSE(word="lin", sentence="lin").fit(TEXTS)
     y = hkse.transform(TEXTS)
     x = y @ np.random.default_rng(0).normal(size=(y.shape[1], 4))
@@ -62,6 +62,7 @@ def make_retriever(folder):
     )
     retriever.save(folder)
     retriever.add(x[:1] + 0.5, y[:1], ids=["new"], texts=["a red dog runs"])
+    retriever.add(x[2:3] - 0.5, ids=["alone"])
     retriever.remove("7")
     retriever.store.close()
 

@@ -17,12 +17,18 @@ def ids_of(groups):
     return [[item.id for item in group.items] for group in groups]
 
 
-def add_copies(made, rng, *, n=4, noise=1e-3):
-    """Add images that are almost the first ones, three times the first; return the expected groups."""
+def add_copies(made, rng, *, n=4, noise=1e-3, captions=False):
+    """Add images that are almost the first ones, three times the first; return the expected groups.
+
+    With ``captions``, they have those of the first ones.
+    """
     rows = np.vstack([made.x[:n], made.x[:1]])
     copies = rows + noise * rng.normal(size=rows.shape)
     ids = [*(f"copy {i}" for i in range(n)), "another copy 0"]
-    made.retriever.add(copies, ids=ids)
+    texts = [text for row in [*range(n), 0] for text in np.flatnonzero(made.pairing == row)]
+    pairing = np.repeat(np.arange(n + 1), 2)
+    same = {"captions": made.y[texts], "pairing": pairing} if captions else {}
+    made.retriever.add(copies, ids=ids, **same)
     return [["0", "copy 0", "another copy 0"], *([str(i), f"copy {i}"] for i in range(1, n))]
 
 
@@ -51,7 +57,7 @@ def test_copies_are_found_by_their_features(make, rng, shape):
 )
 def test_without_features_the_vectors_are_compared(make, rng, shape, model):
     made = make(shape=shape, model=model, keep_features=False)
-    expected = add_copies(made, rng, noise=1e-4)
+    expected = add_copies(made, rng, noise=1e-4, captions=True)
     found = made.retriever.duplicates(threshold=0.9999)
     assert found.compared == "vectors"
     assert ids_of(found) == expected

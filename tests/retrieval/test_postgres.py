@@ -205,6 +205,7 @@ class TestHostile:
 
     def test_features_of_another_length_are_refused(self, filled, database):
         retriever, address, x, y = filled
+        retriever.search(y[0])  # features tell the offset at the first search
         with database.connect() as connection:
             connection.execute(f"UPDATE {schema_of(address)}.image_features_1 SET row = '\\x00'")
         with pytest.raises(InputError, match="features of another length"):

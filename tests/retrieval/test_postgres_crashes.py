@@ -197,7 +197,7 @@ def test_a_swap_whose_confirmation_is_lost_is_not_repeated(proxy, filled, monkey
 def test_a_refit_that_fails_leaves_no_tables(database, make, fresh):
     address = fresh()
     retriever = make(index=address, keep_features=False).retriever
-    with pytest.raises(InputError, match="'0'"):
+    with pytest.raises(InputError, match="'0#0'"):
         retriever.refit()
     tables = database.tables(address.rpartition("=")[2])
     assert [name for name in tables if name.startswith("search_")] == ["search_1"]

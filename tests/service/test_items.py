@@ -118,7 +118,7 @@ def test_a_batch_is_added_as_a_whole(of_rows):
     assert client.get("/v1/items", params={"limit": 1}).json()["total"] == before + 7
 
 
-def test_an_item_is_added_by_its_features(of_rows, of_features):
+def test_an_item_is_added_by_its_features(of_rows, of_features, tmp_path):
     client, x, y = of_rows
     whole = {
         "id": "whole",
@@ -149,8 +149,9 @@ def test_an_item_is_added_by_its_features(of_rows, of_features):
     found = client.post("/v1/annotate", json={"features": x[80], "where": {"new": True}})
     assert {hit["text"] for hit in found.json()["results"][0]["hits"]} == {"the first", "the second"}
     # The server adds what a retriever adds.
-    retriever = Retriever.load(of_features[0])
-    expected = retriever.search(y[80], k=1, where=["80"])[0].score
+    retriever = Retriever.load(shutil.copytree(of_features[0], tmp_path / "other"))
+    retriever.add([x[80]], y[80:82], pairing=[0, 0], ids=["whole"])
+    expected = retriever.search(y[80], k=1, where=["whole"])[0].score
     assert hit["score"] == pytest.approx(expected, rel=1e-4)
 
 

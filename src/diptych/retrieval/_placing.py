@@ -60,6 +60,7 @@ _ALONE = 4  # one in so many held-out items is without partners
 _SPLITS = 8
 _STEPS = 121
 _SMOOTHED = 7
+_OTHERS = 20  # captions of an image that place it without a query; more would hardly move it
 _BLOCK = 1024
 
 _Bounded: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
@@ -193,7 +194,7 @@ def score_without_queries(
     asked: Integers,
     queries: Floats,
 ) -> Floats:
-    """Return the score of each query's item, placed by all of its partners but the query.
+    """Return the score of each query's item, placed by its partners but the query, at most ``_OTHERS``.
 
     ``asked`` are the rows of the queries. −∞ where the item has no other partner.
     """
@@ -204,7 +205,7 @@ def score_without_queries(
     order = np.argsort(owners, kind="stable")
     starts = np.searchsorted(owners[order], np.arange(len(images) + 1))
     others = [order[starts[image] : starts[image + 1]] for image in owners[asked].tolist()]
-    others = [rows[rows != query] for rows, query in zip(others, asked.tolist(), strict=True)]
+    others = [rows[rows != query][:_OTHERS] for rows, query in zip(others, asked.tolist(), strict=True)]
     chosen = np.array([place for place, rows in enumerate(others) if len(rows)], np.int64)
     for start in range(0, len(chosen), _BLOCK):
         some = chosen[start : start + _BLOCK]
