@@ -12,8 +12,8 @@ def unit(rows):
 def place_by_hand(items, partners, pairing, projector=None):
     """Return vectors of items halfway between their directions and those of their partners.
 
-    Row j of ``partners``, vectors of queries, belongs to item ``pairing[j]``. With a projector, it is done part
-    by part, and the correction is that of where the items are now.
+    Row j of ``partners``, vectors of queries, belongs to item ``pairing[j]``. With a projector, it is done
+    part by part, and the correction is that of where the items are now.
     """
     sizes = [(items.shape[1], 1.0)]
     if projector is not None:
