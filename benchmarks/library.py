@@ -174,11 +174,11 @@ def measure_cost(x: np.ndarray, y: np.ndarray) -> list[dict[str, str]]:
         ),
         "256 queries": (lambda: longer @ placed.T, lambda: asked @ plain.T),
     }
-    rows = [{"": "the whole fit and the additions", "seconds": f"{seconds_fit:.2f}", "without": ""}]
+    rows = [{"step": "the whole fit and the additions", "seconds": f"{seconds_fit:.2f}", "without": ""}]
     for name, (new, old) in tasks.items():
         seconds = np.array([[_clock(run) for run in (new, old)] for _ in range(REPEATS)])
         with_captions, without = np.median(seconds, axis=0)
-        rows.append({"": name, "seconds": f"{with_captions:.4f}", "without": f"{without:.4f}"})
+        rows.append({"step": name, "seconds": f"{with_captions:.4f}", "without": f"{without:.4f}"})
     return rows
 
 

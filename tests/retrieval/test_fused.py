@@ -367,3 +367,19 @@ def test_a_dual_encoder_searches_without_any_pairs(tmp_path):
     again = Retriever.load(tmp_path / "model", image_encoder=dual.image, text_encoder=dual.encode_texts)
     assert again.search("caption 7", k=5) == retriever.search("caption 7", k=5)
     assert again.info()["filters"]["search"] == ["1 × (x × y), identity"]
+
+
+def test_parts_add_up_where_only_some_items_have_captions(two_parts, blocks, tmp_path):
+    two_parts.save(tmp_path / "model")
+    retriever, (x, y) = Retriever.load(tmp_path / "model"), blocks
+    retriever.add({name: view[:20] + 0.1 for name, view in x.items()}, ids=[f"new {i}" for i in range(20)])
+    assert retriever.fitted.offsets["search"].compute(320, 20) > 0.01
+    parts = retriever.fitted.projectors["search"].parts
+    query = {name: view[150] for name, view in y.items()}
+    scores = {
+        name: {hit.id: hit.score for hit in retriever.search(query, k=340, weighting=name)}
+        for name in ("uncorrected", *(part.name for part in parts))
+    }
+    for item_id, total in scores["uncorrected"].items():
+        by_parts = sum(part.weight * scores[part.name][item_id] for part in parts)
+        assert by_parts == pytest.approx(total, abs=1e-5)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import diptych
 from diptych import Fusion, Retriever
 from diptych._checks import InputError
+from diptych.cca._weighting import to_unit_length
 from diptych.data import PairedDataset
 from diptych.encoders import FunctionEncoder, PyramidDescriptor
 from diptych.retrieval import _sync
@@ -311,6 +313,38 @@ class TestWhatPhotosSay:
         library.sync()
         (text,) = library.store.items("text")
         assert (text.id, text.text, text.image) == ("a.jpg#0", "A red card.", "a.jpg")
+
+    def test_photos_lie_between_themselves_and_what_their_files_say(self, library, photos):
+        def assert_placed(*texts):
+            assert {text.text for text in library.items("text")} == set(texts)
+            (stored,) = (
+                row
+                for block in library.store.vectors("search", library.version)
+                for item, row in zip(block.items, block.vectors, strict=True)
+                if item.id == "a.jpg"
+            )
+            image, words = (tower.encode for tower in towers())
+            with Image.open(photos / "a.jpg") as photo:
+                expected = to_unit_length(image([photo.convert("RGB")]))
+            if texts:
+                expected += to_unit_length(to_unit_length(words(texts)).mean(axis=0, keepdims=True))
+            np.testing.assert_allclose(stored[:3], to_unit_length(expected)[0], atol=1e-5)
+            assert stored[-1] == pytest.approx(-0.1 if texts else 0.0)
+
+        for xmp, texts in (
+            (make_xmp(["Green light"], "Blue card"), ("Green light", "Blue card")),
+            (make_xmp(title="Blue card"), ("Blue card",)),
+            (make_xmp(title="Green and blue"), ("Green and blue",)),
+        ):
+            (photos / "a.xmp").write_bytes(xmp)
+            library.sync()
+            assert_placed(*texts)
+        change(photos / "a.jpg", "green", shade=12)
+        library.sync()
+        assert_placed("Green and blue")
+        (photos / "a.xmp").unlink()
+        library.sync()
+        assert_placed()
 
     def test_places_are_not_published(self, library, photos):
         from diptych.retrieval._items import strip_paths

@@ -50,6 +50,9 @@ FEWEST_ASKED = 100
 MOST = 2000
 """Queries that are used at most."""
 
+MOST_TEXTS = 10_000
+"""Captions of them that are used at most: every query is compared with all of them at once."""
+
 _COORDINATE = 0.1  # of items with partners; small beside their length, which a graph of neighbours compares
 _FOLLOWED = 0.4  # c
 _MARGIN = 0.25  # of the spread of scores
@@ -123,11 +126,15 @@ def choose_offset(
     image. A text has one image only, which cannot be its partner and the query too, so ``annotate`` never
     chooses by recall.
     """
-    searched, queried = SEARCHED[projector.task], QUERIED[projector.task]
-    items, owners, rng = features[searched], owner[searched], np.random.default_rng(0)
-    n_items = len(items)
     if projector.euclidean or len(features["image"]) < FEWEST:
         return None
+    searched, queried, rng = SEARCHED[projector.task], QUERIED[projector.task], np.random.default_rng(0)
+    if len(owner["text"]) > MOST_TEXTS:
+        texts = np.sort(rng.permutation(len(owner["text"]))[:MOST_TEXTS])
+        features = {"image": features["image"], "text": features["text"][texts]}
+        owner = {"image": owner["image"], "text": owner["text"][texts]}
+    items, owners = features[searched], owner[searched]
+    n_items = len(items)
     partners, pairing = list_partners(searched, features, owner)
     asked = np.sort(rng.permutation(len(features[queried]))[:MOST])
     queries, query_owners = projector.queries(features[queried][asked]), owner[queried][asked]
