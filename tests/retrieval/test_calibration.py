@@ -434,7 +434,7 @@ def test_probabilities_compare_items_of_both_kinds_at_their_own_offset(seed, n, 
     cosines, paired = rng.uniform(-1, 1, n), rng.random(n) < 0.5
     order = np.argsort(offset * paired - cosines)
     cosines, paired = cosines[order], paired[order]
-    calibration = TaskCalibration(right, 4.0, 0.1, ScoreMap(0.8, 0.3), MEASURED, own)
+    calibration = TaskCalibration(Evidence(right, 4.0, 0.1, own), ScoreMap(0.8, 0.3), MEASURED)
     found = calibration.probabilities((cosines - offset * paired)[None], paired[None], offset)[0]
     scores = cosines - own * paired
     for at in range(n):
