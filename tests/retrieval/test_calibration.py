@@ -428,15 +428,20 @@ def test_a_search_with_probabilities_needs_no_scikit_learn(calibrated, saved, tm
     right=st.integers(1, 3),
     offset=st.floats(0, 0.5),
     own=st.floats(-0.2, 0.5),
+    bend=st.floats(0, 3),
 )
-def test_probabilities_compare_items_of_both_kinds_at_their_own_offset(seed, n, right, offset, own):
+def test_probabilities_compare_items_of_both_kinds_at_their_own_offset(seed, n, right, offset, own, bend):
     rng = np.random.default_rng(seed)
     cosines, paired = rng.uniform(-1, 1, n), rng.random(n) < 0.5
     order = np.argsort(offset * paired - cosines)
     cosines, paired = cosines[order], paired[order]
-    calibration = TaskCalibration(Evidence(right, 4.0, 0.1, own), ScoreMap(0.8, 0.3), MEASURED)
+    evidence = Evidence(right, 4.0, 0.1, own, bend)
+    calibration = TaskCalibration(evidence, ScoreMap(0.8, 0.3), MEASURED)
     found = calibration.probabilities((cosines - offset * paired)[None], paired[None], offset)[0]
     scores = cosines - own * paired
+    top = 0.1 + 1 / (2 * bend) if bend else np.inf  # where the parabola turns
+    scores = np.minimum(scores, top)
+    scores = scores - bend * np.maximum(scores - 0.1, 0) ** 2
     for at in range(n):
         others = np.sort(np.delete(scores, at))[::-1][right - 1 :]
         evidence = 4.0 * scores[at] - np.log(np.exp(0.4) + np.exp(4.0 * others).sum())
