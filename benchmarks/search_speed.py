@@ -64,7 +64,8 @@ WORDS = ["red", "green", "blue", "dog", "cat", "car", "tree", "house", "snow", "
 def measure_batches() -> None:
     import faiss
 
-    from diptych.retrieval.stores._faiss import VectorIndex  # another checkout may not have it
+    from diptych.retrieval._placing import add_offset  # another checkout may not have these
+    from diptych.retrieval.stores._faiss import VectorIndex
 
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(ITEMS, 64)).astype(np.float32)
@@ -77,7 +78,7 @@ def measure_batches() -> None:
     projector, index = retriever.searcher.projectors["search"], retriever.store.indexes["search"]
     vectors = np.concatenate([chunk.vectors for chunk in index.chunks()])
     features = y[rng.choice(ITEMS, QUERIES, replace=False)]
-    queries = projector.queries(features)
+    queries = add_offset(projector.queries(features), 0.0)
     bare = faiss.IndexFlatIP(vectors.shape[1])
     bare.add(vectors)
     half = VectorIndex(vectors.shape[1], "float16")
@@ -160,6 +161,8 @@ def measure_probabilities() -> None:
 
 
 def measure_query() -> None:
+    from diptych.retrieval._placing import add_offset
+
     folder = find_data() / "flickr8k"
     pairs = read_pairs(folder / "dataset_flickr8k.json", images=folder / "images")
     x = read_features("resnet50")
@@ -170,7 +173,7 @@ def measure_query() -> None:
     query = "a dog in the snow"
     projector, index = retriever.searcher.projectors["search"], retriever.store.indexes["search"]
     features, _ = retriever.encoders.encode_queries([query])
-    vectors = projector.queries(features)
+    vectors = add_offset(projector.queries(features), 0.0)
     whole = measure_fastest(lambda: retriever.search(query, K), 50)
     steps = {
         "words → HKSE(rbf, rbf), 2,000 × 2,000": measure_fastest(

@@ -69,8 +69,10 @@ def measure_index(retriever: Any, texts: list[str], batch: int, k: int, seconds:
     """Return the queries per second of the index itself."""
     import numpy as np
 
+    from diptych.retrieval._placing import add_offset
+
     features = retriever.encoders.encode_texts(texts[: batch * 8])
-    vectors = retriever.searcher.projectors["search"].queries(features)
+    vectors = add_offset(retriever.searcher.projectors["search"].queries(features), 0.0)
     index = retriever.store.indexes["search"]
     blocks = np.split(vectors, 8)
     index.search(blocks[0], k)
