@@ -19,6 +19,7 @@ import numpy as np
 
 from database import Database
 from diptych import AWCCA, Retriever
+from placing import place_by_hand
 
 WIDTHS = {"image": 12, "text": 9}
 MODEL = {"params": (1.0, 1.0)}
@@ -52,7 +53,8 @@ def check(retriever, query):
     hits = retriever.search(query, k=10**6)
     projector = retriever._current.get().projectors["search"]  # of the model that this search used
     names = [hit.id for hit in hits]
-    expected = projector.items(rows(names, "image")) @ projector.queries(query[None])[0]
+    images, texts = projector.items(rows(names, "image")), projector.queries(rows(names, "text"))
+    expected = place_by_hand(images, texts, range(len(names))) @ projector.queries(query[None])[0]
     np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-5)
     return names
 

@@ -6,6 +6,7 @@ import pytest
 from diptych import AWCCA, Retriever, retrieval_scores
 from diptych.data import PairedViews, open_features, read_pairs
 from diptych.fusion import Block, Fusion
+from diptych.retrieval._placing import add_offset
 from diptych.retrieval.stores._faiss import VectorIndex
 from tolerance import rounding
 
@@ -72,25 +73,25 @@ def test_recalls_are_those_of_awcca_by_hand(retriever, by_hand):
 
 
 def test_searches_give_those_recalls_too(flickr, retriever, by_hand):
-    """Every test query is asked, through the index and a filter; the best ten are looked at."""
+    """Every test query is asked, among test items without partners; the best ten are looked at."""
     pairs, x, y = flickr
     images = pairs.image_rows("test")
     captions = pairs.caption_rows(images)
     metrics = retriever.info()["facts"]["metrics"]["test"]
-
-    def in_test(item):
-        return item.metadata["split"] == "test"
-
-    found = retriever.search(y[captions], k=10, where=in_test)
+    library = Retriever.from_model(retriever.fitted.model, features=(x[:1000], y[:1000]))
+    library.add(x[images], ids=[pairs.image_ids[row] for row in images])
+    library.add(captions=y[captions], caption_ids=[pairs.caption_ids[row] for row in captions])
+    owner = {pairs.caption_ids[row]: pairs.image_ids[pairs.pairing[row]] for row in captions}
+    found = library.search(y[captions], k=10)
     owners = [pairs.image_ids[row] for row in pairs.pairing[captions]]
     for k in (1, 5, 10):
         right = [own in [hit.id for hit in hits[:k]] for own, hits in zip(owners, found, strict=True)]
         # Ranking counts ties against itself, and float32 may turn a hair's breadth around.
         assert 100 * np.mean(right) == pytest.approx(metrics["search"][f"r@{k}"], abs=0.1)
-    found = retriever.annotate(x[images], k=10, where=in_test)
+    found = library.annotate(x[images], k=10)
     names = [pairs.image_ids[row] for row in images]
     for k in (1, 5, 10):
-        right = [own in [hit.item.image for hit in hits[:k]] for own, hits in zip(names, found, strict=True)]
+        right = [own in [owner[hit.id] for hit in hits[:k]] for own, hits in zip(names, found, strict=True)]
         assert 100 * np.mean(right) == pytest.approx(metrics["annotate"][f"r@{k}"], abs=0.2)
 
 
@@ -102,7 +103,7 @@ def test_a_graph_over_forty_thousand_captions_finds_them(flickr, retriever):
         index.add(chunk.keys, chunk.vectors)
     assert len(index) == 40000
     queries = retriever.embed_images(x[pairs.image_rows("test")], task="annotate")
-    assert index.build_graph(queries).recall >= 0.95
+    assert index.build_graph(add_offset(queries, 0.0)).recall >= 0.95
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,9 @@ def test_exported_files_rank_as_the_retriever(flickr, tmp_path, model):
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
     pairs, x, y = flickr
-    retriever = Retriever.from_features(x, y, pairs.pairing, splits=pairs.splits, model=model)
+    fitted = Retriever.from_features(x, y, pairs.pairing, splits=pairs.splits, model=model).fitted.model
+    retriever = Retriever.from_model(fitted, features=(x[:1000], y[:1000]))  # of images without captions
+    retriever.add(x, ids=[str(row) for row in range(len(x))])
     test = y[pairs.caption_rows(pairs.image_rows("test"))[:1000]]
     vectors = []
     for view, rows in (("text", test), ("image", x)):
