@@ -434,8 +434,8 @@ class Retriever:
         """Return groups of near-identical images or texts, the largest first.
 
         All items are compared by the cosine of their encoder's features minus their mean; where features are
-        not kept, by that of the model's vectors. Texts that are equal are always together. A group is what
-        pairs of near-identical items connect.
+        not kept, by that of the model's vectors, in which captions count too. Texts that are equal are always
+        together. A group is what pairs of near-identical items connect.
 
         Parameters
         ----------
