@@ -89,7 +89,7 @@ def test_what_remains_keeps_its_correlations_and_products(rows_of_y, k):
     value, _ = remainder.evaluate(np.arange(len(remainder.a))[None, :])
     assert value[0] == pytest.approx(sigma[k], abs=1e-10)
     # The basis is orthonormal: products of a view with itself are those of its two parts.
-    z = np.linalg.qr(np.column_stack([rotated.mean, rotated.a[:, :k], rotated.b[:, :k]]))[0]
+    z = np.linalg.qr(np.column_stack([rotated.removed, rotated.a[:, :k], rotated.b[:, :k]]))[0]
     for part, view in ((remainder.a, rotated.a[:, k:]), (remainder.b, rotated.b[:, k:])):
         along = z.T @ view
         np.testing.assert_allclose(part.T @ part + along.T @ along, view.T @ view, atol=1e-10)

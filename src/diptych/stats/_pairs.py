@@ -6,7 +6,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import add
 from typing import Any, TypeAlias, TypeVar
@@ -31,6 +31,7 @@ from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._settings import params_by_task
 from diptych.cca._sklearn import find_names
+from diptych.stats._covariates import check_covariates, regress_out
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
@@ -42,7 +43,11 @@ COMPONENTS = 10
 
 @dataclass(frozen=True, eq=False)
 class PreparedPairs:
-    """Normalised pairs, their spectra, the filters of both views, and the names of the features, if any."""
+    """Normalised pairs, their spectra, the filters of both views, and the names of the features, if any.
+
+    With covariates, both views are what these leave, and ``scores`` are their orthonormal combinations, a row
+    for each row of X; see ``CovariateBasis``.
+    """
 
     x: Array
     y: Array
@@ -51,6 +56,17 @@ class PreparedPairs:
     filters: Filters
     names_x: list[str] | None
     names_y: list[str] | None
+    scores: Floats
+
+    @property
+    def n_covariates(self) -> int:
+        """The dimensions that covariates take from the pairs, beside the intercept."""
+        return int(self.scores.shape[1])
+
+    @property
+    def free_spectra(self) -> Spectra:
+        """The spectra with as many pairs as covariates leave dimensions: n − c."""
+        return replace(self.spectra, count=self.spectra.count - self.n_covariates)
 
 
 def count_components(n_components: int | None, most: int) -> int:
@@ -63,12 +79,19 @@ def count_components(n_components: int | None, most: int) -> int:
 
 
 def prepare_pairs(
-    model: Any, X: Any, y: Any, pairing: Any, task: Task, device: str | None = None
+    model: Any,
+    X: Any,
+    y: Any,
+    pairing: Any,
+    task: Task,
+    device: str | None = None,
+    covariates: Any = None,
 ) -> PreparedPairs:
     """Return the pairs, normalised as those of ``model`` and on ``device``, with its filters of a task.
 
     ``model`` is a fitted ``AWCCA`` or a pair ``(γ_x, γ_y)``. γ is in units of a sum over pairs, so the γ of a
-    model that was fitted on another number of pairs is scaled.
+    model that was fitted on another number of pairs is scaled. Covariates are regressed out of the normalised
+    views.
     """
     task = check_task(task)
     if isinstance(model, AWCCA):
@@ -80,13 +103,19 @@ def prepare_pairs(
         )
     names_x, names_y = name_features(model, find_names(X, y))
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
+    columns = check_covariates(covariates, int(x.shape[0]))
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
+    scores: Floats = np.empty((int(x.shape[0]), 0))
+    if isinstance(model, AWCCA):
+        x, y = normalize(x, model.normalize[0]), normalize(y, model.normalize[1])
+    if columns is not None:
+        _, basis, (x, y) = regress_out(x, y, pairing, columns)
+        scores = basis.scores(columns)
     if not isinstance(model, AWCCA):
         of_pairs = spectra(x, y, pairing)
         filters = make_filters("tikhonov", params_by_task(model)[task], of_pairs.s_x, of_pairs.s_y)
-        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
-    x, y = normalize(x, model.normalize[0]), normalize(y, model.normalize[1])
+        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores)
     for view, name, mean in ((x, "X", model.x_mean_), (y, "Y", model.y_mean_)):
         if view.shape[1] != mean.shape[0]:
             raise InputError(
@@ -98,7 +127,7 @@ def prepare_pairs(
     factor = 1.0 if fitted_on is None else of_pairs.count / fitted_on.count
     filter_x, filter_y = model.models_.filters[task]
     filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
-    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
+    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores)
 
 
 def check_unweighted(model: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, Task, check_count, check_seed
+from diptych._checks import InputError, Task, check_count, check_seed, count
 from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
@@ -42,6 +42,8 @@ class PermutationTest:
         Permutations × components: the largest correlation of what remains, under permutation.
     n_permutations, random_state
         As given.
+    n_covariates
+        Number of covariates that are neither constant nor combinations of others.
     """
 
     correlations: Floats
@@ -50,6 +52,7 @@ class PermutationTest:
     null: Floats
     n_permutations: int
     random_state: int | None
+    n_covariates: int = 0
 
     def __str__(self) -> str:
         columns = self._columns()
@@ -60,7 +63,8 @@ class PermutationTest:
             "p": map(format_p, self.p_values),
             "p corrected": map(format_p, self.p_corrected),
         }
-        return f"Permutation test, {self.n_permutations:,} permutations\n{format_components(cells)}"
+        removed = f" without {count(self.n_covariates, 'covariate')}" if self.n_covariates else ""
+        return f"Permutation test, {self.n_permutations:,} permutations{removed}\n{format_components(cells)}"
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each component."""
@@ -82,6 +86,7 @@ def permutation_test(
     y: Any,
     pairing: Any = None,
     *,
+    covariates: Any = None,
     n_permutations: int = 1000,
     random_state: int | None = 0,
     blocks: Any = None,
@@ -106,6 +111,11 @@ def permutation_test(
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. A row of X keeps its rows of Y together, and changes places only with
         rows of X that have as many.
+    covariates
+        What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. The test
+        is then of the partial correlations, of what a regression on the covariates leaves of both views (and
+        of each row's mean, where it has several rows of Y). Give the views as they are: see Notes. Not
+        together with ``blocks``.
     n_permutations
         Number of permutations; the smallest possible p-value is 1 / (n_permutations + 1).
     random_state
@@ -141,6 +151,13 @@ def permutation_test(
     are far above, the weights are equal. Without weights, the p-values of later components are too large if
     the earlier ones are due to chance.
 
+    An intercept and c covariates leave n − 1 − c dimensions. Residuals of both views are orthogonal to the
+    covariates, and permuted residuals are not: views from which covariates were regressed out beforehand are
+    not exchangeable, and their test rejects far too often. With ``covariates``, also the first test permutes
+    both views in an orthonormal basis of those n − 1 − c dimensions (Theil, 1965; Huh and Jhun, 2001; Winkler
+    et al., 2020), and nothing is centred again. That is exact for Gaussian errors with any covariates, and
+    approximate for others.
+
     Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
     keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
     unrelated Gaussian views without regularisation; with heavy tails or small blocks, p-values of later
@@ -149,10 +166,12 @@ def permutation_test(
 
     References
     ----------
-    Winkler, Renaud, Smith and Nichols (2020), "Permutation inference for canonical correlation analysis",
-    NeuroImage 220. Glynn and Muirhead (1978), "Inference in canonical correlation analysis", Journal of
-    Multivariate Analysis 8. Besag and Clifford (1989), "Generalized Monte Carlo significance tests",
-    Biometrika 76.
+    Theil (1965), "The analysis of disturbances in regression analysis", Journal of the American Statistical
+    Association 60. Huh and Jhun (2001), "Random permutation testing in multiple linear regression",
+    Communications in Statistics 30. Winkler, Renaud, Smith and Nichols (2020), "Permutation inference for
+    canonical correlation analysis", NeuroImage 220. Glynn and Muirhead (1978), "Inference in canonical
+    correlation analysis", Journal of Multivariate Analysis 8. Besag and Clifford (1989), "Generalized Monte
+    Carlo significance tests", Biometrika 76.
 
     Examples
     --------
@@ -167,15 +186,20 @@ def permutation_test(
     """
     check_count(n_permutations, "n_permutations")
     check_seed(random_state)
+    if covariates is not None and blocks is not None:
+        raise InputError(
+            "covariates and blocks are not supported together: rows that covariates are projected out of no "
+            "longer belong to one block; give one of them."
+        )
     with one_blas_thread(), progress_bar("permutation test", verbose):
-        pairs = prepare_pairs(model, X, y, pairing, task, device)
+        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates)
         whitened = _whiten_pairs(pairs, blocks)
-        _check_free(pairs, len(whitened.blocks.labels))
+        _check_free(pairs, whitened.free_rows)
         whitened.blocks.check()
         rotated, correlations = whitened.rotate()
         # Above rounding error, and with rows left to permute.
         above_rounding = int(np.count_nonzero(correlations > correlations[0] * 1e-10))
-        most = max(1, min(above_rounding, (len(whitened.blocks.labels) - 1) // 2))
+        most = max(1, min(above_rounding, whitened.free_rows // 2))
         n_components = count_components(n_components, most)
         seed = make_seed(random_state)
         null, p_values = np.empty((n_permutations, n_components)), np.empty(n_components)
@@ -194,19 +218,22 @@ def permutation_test(
                 p_values[k] = (1 + above) / (1 + n_permutations)
     p_corrected = np.maximum.accumulate(p_values)
     correlations = correlations[:n_components]
-    return PermutationTest(correlations, p_values, p_corrected, null, n_permutations, random_state)
+    return PermutationTest(
+        correlations, p_values, p_corrected, null, n_permutations, random_state, pairs.n_covariates
+    )
 
 
-def _check_free(pairs: PreparedPairs, rows: int) -> None:
+def _check_free(pairs: PreparedPairs, free_rows: int) -> None:
     """Raise an error if the correlations would be the same whatever the pairing."""
-    ones, free_x, free_y = forced_ones(pairs.spectra, *pairs.filters)
-    count = pairs.spectra.count
+    spectra = pairs.free_spectra
+    ones, free_x, free_y = forced_ones(spectra, *pairs.filters)
     # A view without regularisation that spans all there is, is only rotated by a permutation.
-    if ones or free_x >= rows - 1 or free_y >= count - 1:
+    if ones or free_x >= free_rows or free_y >= spectra.count - 1:
+        removed = f" without {count(pairs.n_covariates, 'covariate')}" if pairs.n_covariates else ""
         raise InputError(
             f"the correlations are the same whatever the pairing, so there is nothing to test: {free_x} and "
-            f"{free_y} directions without regularisation are too many for {count} pairs; regularise, or give "
-            "fewer features."
+            f"{free_y} directions without regularisation are too many for {pairs.spectra.count} "
+            f"pairs{removed}; regularise, or give fewer features."
         )
 
 
@@ -215,13 +242,19 @@ class WhitenedPairs:
     """Whitened views, one row for each row of X that has pairs, such that T = ``a.T @ b``.
 
     Row i of X has c rows of Y: ``a`` has √c times the row, and ``b`` the sum of the others over √c. Both are
-    orthogonal to ``mean``, the √c of all rows at length 1.
+    orthogonal to ``removed``, an orthonormal basis of intercept and covariates: the √c of all rows at length
+    1, and √c times the scores of the covariates.
     """
 
     a: Array
     b: Array
-    mean: Array
+    removed: Array
     blocks: ExchangeBlocks
+
+    @property
+    def free_rows(self) -> int:
+        """The dimensions that intercept and covariates leave."""
+        return int(self.removed.shape[0] - self.removed.shape[1])
 
     def rotate(self) -> tuple[WhitenedPairs, Floats]:
         """Return the views in the coordinates of the canonical variates, and the correlations of those."""
@@ -239,11 +272,12 @@ def _whiten_pairs(pairs: PreparedPairs, blocks: Any) -> WhitenedPairs:
     xp = namespace(x)
     counts = count_groups(pairs.pairing, n_x)
     rows = xp.nonzero(counts > 0)[0]
-    root = xp.sqrt(xp.astype(counts[rows], xp.float64))
+    root = xp.sqrt(xp.astype(counts[rows], xp.float64))[:, None]
+    scores = move_like(pairs.scores, x)[rows, :]
     return WhitenedPairs(
-        x[rows, :] * root[:, None],
-        group_sum(y, pairs.pairing, n_x)[rows, :] / root[:, None],
-        root / xp.linalg.vector_norm(root),
+        x[rows, :] * root,
+        group_sum(y, pairs.pairing, n_x)[rows, :] / root,
+        xp.concat([root / xp.linalg.vector_norm(root), root * scores], axis=1),
         ExchangeBlocks.of_pairs(blocks, pairs.pairing, n_x),
     )
 
@@ -259,17 +293,18 @@ def _whiten(filter: AnyFilter, view: Array, mean: Array, s: Array, v: Array) -> 
 def _remove(rotated: WhitenedPairs, correlations: Floats, p_corrected: Floats) -> Remainder:
     r"""Return what remains of rotated views without the first components, which have these p-values.
 
-    With Z an orthonormal basis of 1, u and v, the other parts of the views are permuted in the basis
-    :math:`Q = M S (S^\top M S)^{-1/2}`, :math:`M = I - ZZ^\top`, where S leaves out as many rows as Z has
-    columns: those by which it is best determined. Then :math:`Q^\top A = (S^\top M S)^{-1/2} S^\top M A`.
+    With Z an orthonormal basis of 1, covariates, u and v, the other parts of the views are permuted in the
+    basis :math:`Q = M S (S^\top M S)^{-1/2}`, :math:`M = I - ZZ^\top`, where S leaves out as many rows as Z
+    has columns: those by which it is best determined. Then :math:`Q^\top A = (S^\top M S)^{-1/2} S^\top M A`.
+    Without covariates, the first component needs no basis, because permutations leave 1 as it is.
     """
     k = len(p_corrected)
-    if k == 0:
+    if k == 0 and rotated.removed.shape[1] == 1:
         return Remainder(rotated.a, rotated.b, rotated.blocks)
     import scipy.linalg
 
     xp = namespace(rotated.a)
-    nuisance = xp.concat([rotated.mean[:, None], rotated.a[:, :k], rotated.b[:, :k]], axis=1)
+    nuisance = xp.concat([rotated.removed, rotated.a[:, :k], rotated.b[:, :k]], axis=1)
     z = xp.linalg.qr(nuisance / xp.linalg.vector_norm(nuisance, axis=0))[0]
     pivots = scipy.linalg.qr(to_numpy(z).T, mode="r", pivoting=True)[1]
     kept = np.sort(pivots[z.shape[1] :])
@@ -290,4 +325,6 @@ def _remove(rotated: WhitenedPairs, correlations: Floats, p_corrected: Floats) -
     (a, along_a), (b, along_b) = split(rotated.a[:, k:]), split(rotated.b[:, k:])
     powers = np.where(p_corrected <= REAL, 0.5, 1.0)
     blocks = ExchangeBlocks(rotated.blocks.labels[kept])
+    if k == 0:
+        return Remainder(a, b, blocks)
     return Remainder(a, b, blocks, along_a.T @ along_b, correlations[:k] ** 2, powers)
