@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, Task, check_count, check_seed, count
+from diptych._checks import InputError, Task, check_choice, check_count, check_number, check_seed, count
 from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._filters import AnyFilter
+from diptych.cca._filters import AnyFilter, Filters, Tikhonov
 from diptych.stats._chains import TIE, Remainder, draw_largest
 from diptych.stats._pairs import ExchangeBlocks, PreparedPairs, count_components, make_seed, prepare_pairs
 from diptych.stats._tables import component_frame, format_components, format_p
+
+Method: TypeAlias = Literal["conditional", "stepwise"]
+METHODS: tuple[Method, ...] = ("conditional", "stepwise")
 
 REAL = 0.05
 """A removed component counts as real, not as due to chance, if its corrected p-value is at most this."""
@@ -27,7 +30,8 @@ REAL = 0.05
 class PermutationTest:
     """p-values of canonical correlations; see ``permutation_test``.
 
-    ``print`` shows a table, and ``to_frame`` returns it as a pandas DataFrame.
+    ``print`` shows a table, ``to_frame`` returns it as a pandas DataFrame, and ``describe`` returns a
+    paragraph for a paper.
 
     Attributes
     ----------
@@ -40,10 +44,16 @@ class PermutationTest:
         above α, the probability that any of them is a false discovery is α at most.
     null
         Permutations × components: the largest correlation of what remains, under permutation.
-    n_permutations, random_state
+    n_permutations, random_state, method
         As given.
     n_covariates
         Number of covariates that are neither constant nor combinations of others.
+    n_pairs, n_features
+        Number of pairs, and of the features of X and of Y.
+    filters
+        The regularisation of X and of Y.
+    has_blocks
+        Whether rows changed places only within blocks.
     """
 
     correlations: Floats
@@ -52,7 +62,12 @@ class PermutationTest:
     null: Floats
     n_permutations: int
     random_state: int | None
-    n_covariates: int = 0
+    method: Method
+    n_covariates: int
+    n_pairs: int
+    n_features: tuple[int, int]
+    filters: Filters
+    has_blocks: bool
 
     def __str__(self) -> str:
         columns = self._columns()
@@ -70,6 +85,56 @@ class PermutationTest:
         """Return a pandas DataFrame with a row for each component."""
         return component_frame(self._columns())
 
+    def describe(self, alpha: float = 0.05) -> str:
+        """Return what was done and found as a paragraph for a paper; ``alpha`` is the level of significance.
+
+        >>> from sklearn.datasets import load_linnerud
+        >>> from diptych.stats import permutation_test
+        >>> exercises, physiology = load_linnerud(return_X_y=True)
+        >>> print(permutation_test((0, 0), physiology, exercises).describe()[:85])
+        Canonical correlations of two views (3 and 3 features) of 20 pairs were computed with
+        """
+        alpha = check_number(alpha, "alpha")
+        if not 0.0 < alpha < 1.0:
+            raise InputError(f"alpha={alpha} is not between 0 and 1; give for example 0.05.")
+        sentences = [
+            "Canonical correlations of two views "
+            f"({self.n_features[0]:,} and {self.n_features[1]:,} features) of "
+            f"{count(self.n_pairs, 'pair')} were computed {_describe_filters(self.filters)}."
+        ]
+        if self.n_covariates:
+            sentences.append(
+                "Both views were projected onto the dimensions that an intercept and "
+                f"{count(self.n_covariates, 'covariate')} leave, and permuted there (Theil, 1965; Huh and "
+                "Jhun, 2001; Winkler et al., 2020)."
+            )
+        within = " within blocks" if self.has_blocks else ""
+        sentences.append(
+            f"The correlations were tested by {count(self.n_permutations, 'permutation')} of the "
+            f"pairs{within}, with the largest correlation (Roy's root) as statistic."
+        )
+        if len(self.p_values) > 1:
+            sentences.append(_DESCRIPTIONS[self.method])
+        sentences.append(
+            "The p-value is the share of permutations, the observed one included, whose correlation is at "
+            "least as large; the corrected p-value of a component is the largest up to it."
+        )
+        n_found = int(np.count_nonzero(self.p_corrected <= alpha))
+        tested = count(len(self.p_values), "component")
+        results = ", ".join(
+            f"component {at + 1}: {self.correlations[at]:.3f}, corrected p = {self._format_p(at)}"
+            for at in range(max(1, n_found))
+        )
+        verb = "was" if n_found == 1 else "were"
+        sentences.append(
+            f"Of {tested}, {n_found or 'none'} {verb} significant at {100 * alpha:g} % ({results})."
+        )
+        return " ".join(sentences)
+
+    def _format_p(self, at: int) -> str:
+        """Return a corrected p-value with as many decimals as the permutations resolve."""
+        return f"{self.p_corrected[at]:.{max(3, len(str(self.n_permutations)))}f}"
+
     def _columns(self) -> dict[str, Floats]:
         return {
             "correlation": self.correlations,
@@ -80,6 +145,28 @@ class PermutationTest:
         }
 
 
+_DESCRIPTIONS = {
+    "conditional": (
+        "Each later component was tested with the earlier ones removed, given their correlations: what "
+        "remains of both views was split by the intercept and the removed variates of both, the parts along "
+        "these were held fixed, and the others were permuted in an orthonormal basis (Theil, 1965). "
+        "Permutations had weights from the joint density of the correlations given the removed ones (Glynn "
+        "and Muirhead, 1978), where a removed component counts as real if its corrected p-value is at most "
+        f"{REAL}, and were drawn by Metropolis chains around the observed one (Besag and Clifford, 1989)."
+    ),
+    "stepwise": (
+        "Each later component was tested with the earlier canonical variates left out of both views (Winkler "
+        "et al., 2020)."
+    ),
+}
+
+
+def _describe_filters(filters: Filters) -> str:
+    if all(filter == Tikhonov(0.0) for filter in filters):
+        return "without regularisation"
+    return f"with regularisation ({filters[0]} for X, {filters[1]} for Y)"
+
+
 def permutation_test(
     model: Any,
     X: Any,
@@ -88,6 +175,7 @@ def permutation_test(
     *,
     covariates: Any = None,
     n_permutations: int = 1000,
+    method: Method = "conditional",
     random_state: int | None = 0,
     blocks: Any = None,
     n_components: int | None = None,
@@ -118,6 +206,12 @@ def permutation_test(
         together with ``blocks``.
     n_permutations
         Number of permutations; the smallest possible p-value is 1 / (n_permutations + 1).
+    method
+        How components after the first are tested. ``"conditional"``: given the correlations of the removed
+        ones, as the notes say. ``"stepwise"``: as Winkler et al. (2020) do, where rows of what remains are
+        permuted as if they were free, but with the largest correlation as statistic where they take Wilks' Λ.
+        It is not calibrated where views have many features: it rejects too often beside a real component, and
+        too rarely beside one that is due to chance.
     random_state
         Seeds the permutations, which are the same whatever the engine.
     blocks
@@ -151,18 +245,18 @@ def permutation_test(
     are far above, the weights are equal. Without weights, the p-values of later components are too large if
     the earlier ones are due to chance.
 
+    Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
+    keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
+    unrelated Gaussian views without regularisation; with heavy tails or small blocks, p-values of later
+    components are too small, but not the corrected ones. ``benchmarks/permutation.py calibrate`` measures how
+    p-values are distributed.
+
     An intercept and c covariates leave n − 1 − c dimensions. Residuals of both views are orthogonal to the
     covariates, and permuted residuals are not: views from which covariates were regressed out beforehand are
     not exchangeable, and their test rejects far too often. With ``covariates``, also the first test permutes
     both views in an orthonormal basis of those n − 1 − c dimensions (Theil, 1965; Huh and Jhun, 2001; Winkler
     et al., 2020), and nothing is centred again. That is exact for Gaussian errors with any covariates, and
     approximate for others.
-
-    Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
-    keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
-    unrelated Gaussian views without regularisation; with heavy tails or small blocks, p-values of later
-    components are too small, but not the corrected ones. ``benchmarks/permutation.py calibrate`` measures how
-    p-values are distributed.
 
     References
     ----------
@@ -185,6 +279,7 @@ def permutation_test(
     True
     """
     check_count(n_permutations, "n_permutations")
+    check_choice(method, METHODS, "method")
     check_seed(random_state)
     if covariates is not None and blocks is not None:
         raise InputError(
@@ -205,11 +300,11 @@ def permutation_test(
         null, p_values = np.empty((n_permutations, n_components)), np.empty(n_components)
         with progress_bar("permuting") as progress:
             for k in range(n_components):
-                remainder = _remove(rotated, correlations, np.maximum.accumulate(p_values[:k]))
+                remainder = _remove(rotated, correlations, np.maximum.accumulate(p_values[:k]), method)
                 null[:, k] = draw_largest(
                     remainder,
                     n_permutations,
-                    [seed, k],
+                    [seed, 0 if method == "stepwise" else k],  # stepwise: the same at each step
                     engine,
                     device,
                     lambda share, k=k: progress((k + share) / n_components),  # type: ignore[misc]
@@ -219,7 +314,18 @@ def permutation_test(
     p_corrected = np.maximum.accumulate(p_values)
     correlations = correlations[:n_components]
     return PermutationTest(
-        correlations, p_values, p_corrected, null, n_permutations, random_state, pairs.n_covariates
+        correlations,
+        p_values,
+        p_corrected,
+        null,
+        n_permutations,
+        random_state,
+        method,
+        pairs.n_covariates,
+        pairs.spectra.count,
+        (int(pairs.x.shape[1]), int(pairs.y.shape[1])),
+        pairs.filters,
+        blocks is not None,
     )
 
 
@@ -290,21 +396,27 @@ def _whiten(filter: AnyFilter, view: Array, mean: Array, s: Array, v: Array) -> 
     return multiply(xp.astype(view, xp.float64) - xp.astype(mean, xp.float64), weights)
 
 
-def _remove(rotated: WhitenedPairs, correlations: Floats, p_corrected: Floats) -> Remainder:
+def _remove(
+    rotated: WhitenedPairs, correlations: Floats, p_corrected: Floats, method: Method = "conditional"
+) -> Remainder:
     r"""Return what remains of rotated views without the first components, which have these p-values.
 
     With Z an orthonormal basis of 1, covariates, u and v, the other parts of the views are permuted in the
     basis :math:`Q = M S (S^\top M S)^{-1/2}`, :math:`M = I - ZZ^\top`, where S leaves out as many rows as Z
     has columns: those by which it is best determined. Then :math:`Q^\top A = (S^\top M S)^{-1/2} S^\top M A`.
-    Without covariates, the first component needs no basis, because permutations leave 1 as it is.
+    Without covariates, the first component needs no basis, because permutations leave 1 as it is. Stepwise, Z
+    is that of the first component for all.
     """
     k = len(p_corrected)
-    if k == 0 and rotated.removed.shape[1] == 1:
-        return Remainder(rotated.a, rotated.b, rotated.blocks)
+    is_conditional = k > 0 and method == "conditional"
+    if not is_conditional and rotated.removed.shape[1] == 1:
+        return Remainder(rotated.a[:, k:], rotated.b[:, k:], rotated.blocks)
     import scipy.linalg
 
     xp = namespace(rotated.a)
-    nuisance = xp.concat([rotated.removed, rotated.a[:, :k], rotated.b[:, :k]], axis=1)
+    nuisance = rotated.removed
+    if is_conditional:
+        nuisance = xp.concat([nuisance, rotated.a[:, :k], rotated.b[:, :k]], axis=1)
     z = xp.linalg.qr(nuisance / xp.linalg.vector_norm(nuisance, axis=0))[0]
     pivots = scipy.linalg.qr(to_numpy(z).T, mode="r", pivoting=True)[1]
     kept = np.sort(pivots[z.shape[1] :])
@@ -325,6 +437,6 @@ def _remove(rotated: WhitenedPairs, correlations: Floats, p_corrected: Floats) -
     (a, along_a), (b, along_b) = split(rotated.a[:, k:]), split(rotated.b[:, k:])
     powers = np.where(p_corrected <= REAL, 0.5, 1.0)
     blocks = ExchangeBlocks(rotated.blocks.labels[kept])
-    if k == 0:
+    if not is_conditional:
         return Remainder(a, b, blocks)
     return Remainder(a, b, blocks, along_a.T @ along_b, correlations[:k] ** 2, powers)
