@@ -13,7 +13,7 @@ from diptych import AWCCA, InputError
 from diptych._checks import DataWarning
 from diptych.cca import SpectralFilter
 from diptych.stats import _chains, permutation_test
-from diptych.stats._chains import Remainder, draw_largest
+from diptych.stats._chains import Remainder, draw_largest, standard_error
 from diptych.stats._pairs import ExchangeBlocks, prepare_pairs
 from diptych.stats._permutation import METHODS, _remove, _whiten_pairs
 from engines import InTree
@@ -124,7 +124,8 @@ def test_chains_draw_permutations_with_their_weights(blocks, p_corrected, power)
     np.testing.assert_allclose(steps, steps[0], atol=1e-9)
     weights = np.exp(logs - logs.max())
     assert np.min(weights) < 0.5 * np.max(weights)
-    sample = draw_largest(remainder, 8000, [0, 1])
+    sample = np.concatenate(draw_largest(remainder, 8000, [0, 1]))
+    assert len(sample) == 8000
     for cut in np.quantile(values, [0.2, 0.5, 0.8]):
         exact = np.sum(weights[values > cut]) / np.sum(weights)
         # Neighbours in a chain are alike, so the error is that of far fewer draws.
@@ -239,6 +240,43 @@ def test_the_second_p_value_is_uniform_if_only_the_first_component_is_real():
     assert kstest(values[:, 1], "uniform").pvalue > 0.01
 
 
+@pytest.mark.parametrize("n_permutations", [1, 2, 3, 5, 80, 317])
+def test_chains_have_as_many_permutations_as_asked_for(n_permutations):
+    rotated, sigma = rotate(GAMMA, *unrelated(0))
+    chains = draw_largest(_remove(rotated, sigma, np.ones(1)), n_permutations, [0, 1])
+    sizes = [len(values) for values in chains]
+    assert sum(sizes) == n_permutations
+    assert max(sizes) <= 80
+    assert len(chains) >= min(4, n_permutations // 2)
+
+
+def test_the_standard_error_is_that_of_chains_that_differ():
+    assert standard_error([np.array([value]) for value in (1.0, 1.0, 3.0, 3.0)], 2.0) == pytest.approx(
+        np.sqrt(0.6 * 0.4 / 4), rel=0.2
+    )
+    # Two chains of which one has all the large values are as one pair of draws.
+    apart = standard_error([np.zeros(50), np.ones(50)], 0.5)
+    assert apart == pytest.approx(np.sqrt(2 * (0.25**2 + 0.25**2)))
+    alike = standard_error([np.arange(50) % 2, np.arange(50) % 2], 0.5)
+    assert alike == pytest.approx(np.sqrt(0.25 / 100), rel=0.01)
+    assert standard_error([np.zeros(50), np.zeros(50)], 0.5) > 0
+
+
+def test_standard_errors_are_the_deviations_between_seeds():
+    x, y = unrelated(2, 30, (12, 10))
+    tests = [
+        permutation_test((2.0, 2.0), x, y, n_permutations=160, n_components=3, random_state=seed)
+        for seed in range(60)
+    ]
+    deviations = np.std([test.p_values for test in tests], axis=0, ddof=1)
+    errors = np.sqrt(np.mean([test.standard_errors**2 for test in tests], axis=0))
+    # The standard deviation of 60 draws is within a third of the true one.
+    np.testing.assert_allclose(errors / deviations, 1.0, atol=0.4)
+    independent = np.sqrt(np.mean([test.p_values * (1 - test.p_values) for test in tests], axis=0) / 160)
+    np.testing.assert_allclose(errors[0], independent[0], rtol=0.02)
+    assert np.all(errors[1:] > 1.2 * independent[1:])
+
+
 def test_stepwise_permutations_are_those_of_winkler():
     """Canonical variates after the k-th are permuted and related again, by QR, without anything of ours."""
     x, y = unrelated(1, 40, (5, 4), 2.0)
@@ -282,7 +320,8 @@ def test_a_paragraph_describes_what_was_done():
     assert "Glynn and Muirhead, 1978" in text
     assert "covariate" not in text
     assert text.endswith(
-        "Of 4 components, 1 was significant at 5 % (component 1: 0.969, corrected p = 0.005)."
+        "Of 4 components, 1 was significant at 5 % (component 1: 0.969, corrected p = 0.005; Monte Carlo "
+        "standard error at most 0.0050)."
     )
     blocks = np.arange(40) % 4
     settings = {"n_permutations": 9, "method": "stepwise", "n_components": 2}

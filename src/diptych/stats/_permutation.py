@@ -15,7 +15,7 @@ from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
 from diptych.cca._filters import AnyFilter, Filters, Tikhonov
-from diptych.stats._chains import TIE, Remainder, draw_largest
+from diptych.stats._chains import TIE, Remainder, draw_largest, standard_error
 from diptych.stats._pairs import ExchangeBlocks, PreparedPairs, count_components, make_seed, prepare_pairs
 from diptych.stats._tables import component_frame, format_components, format_p
 
@@ -39,6 +39,10 @@ class PermutationTest:
         The observed correlations Σ: the singular values of the regularised T, descending.
     p_values
         Of each correlation, with the earlier components removed.
+    standard_errors
+        Monte Carlo standard error of each p-value: how much it differs between seeds. About 1/√n_permutations
+        times √(p(1 − p)) for the first component, and more for later ones, whose permutations are drawn in
+        chains.
     p_corrected
         The largest p-value up to each component. If the components are taken in order up to the first one
         above α, the probability that any of them is a false discovery is α at most.
@@ -58,6 +62,7 @@ class PermutationTest:
 
     correlations: Floats
     p_values: Floats
+    standard_errors: Floats
     p_corrected: Floats
     null: Floats
     n_permutations: int
@@ -76,6 +81,7 @@ class PermutationTest:
             "null mean": columns["null_mean"],
             "null 95 %": columns["null_95"],
             "p": map(format_p, self.p_values),
+            "std. error": map(format_p, self.standard_errors),
             "p corrected": map(format_p, self.p_corrected),
         }
         removed = f" without {count(self.n_covariates, 'covariate')}" if self.n_covariates else ""
@@ -121,13 +127,15 @@ class PermutationTest:
         )
         n_found = int(np.count_nonzero(self.p_corrected <= alpha))
         tested = count(len(self.p_values), "component")
-        results = ", ".join(
+        results = "; ".join(
             f"component {at + 1}: {self.correlations[at]:.3f}, corrected p = {self._format_p(at)}"
             for at in range(max(1, n_found))
         )
         verb = "was" if n_found == 1 else "were"
+        error = np.max(self.standard_errors[: max(1, n_found)])
         sentences.append(
-            f"Of {tested}, {n_found or 'none'} {verb} significant at {100 * alpha:g} % ({results})."
+            f"Of {tested}, {n_found or 'none'} {verb} significant at {100 * alpha:g} % ({results}; "
+            f"Monte Carlo standard error at most {error:.4f})."
         )
         return " ".join(sentences)
 
@@ -141,6 +149,7 @@ class PermutationTest:
             "null_mean": self.null.mean(axis=0),
             "null_95": np.quantile(self.null, 0.95, axis=0),
             "p_value": self.p_values,
+            "standard_error": self.standard_errors,
             "p_corrected": self.p_corrected,
         }
 
@@ -246,7 +255,9 @@ def permutation_test(
     the earlier ones are due to chance.
 
     Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
-    keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
+    keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). Neighbours in a chain are
+    alike, so these p-values differ more between seeds than those of as many independent permutations:
+    ``standard_errors`` says how much, and more permutations make it less. The weights are exact for
     unrelated Gaussian views without regularisation; with heavy tails or small blocks, p-values of later
     components are too small, but not the corrected ones. ``benchmarks/permutation.py calibrate`` measures how
     p-values are distributed.
@@ -297,11 +308,12 @@ def permutation_test(
         most = max(1, min(above_rounding, whitened.free_rows // 2))
         n_components = count_components(n_components, most)
         seed = make_seed(random_state)
-        null, p_values = np.empty((n_permutations, n_components)), np.empty(n_components)
+        null = np.empty((n_permutations, n_components))
+        p_values, standard_errors = np.empty(n_components), np.empty(n_components)
         with progress_bar("permuting") as progress:
             for k in range(n_components):
                 remainder = _remove(rotated, correlations, np.maximum.accumulate(p_values[:k]), method)
-                null[:, k] = draw_largest(
+                chains = draw_largest(
                     remainder,
                     n_permutations,
                     [seed, 0 if method == "stepwise" else k],  # stepwise: the same at each step
@@ -309,13 +321,16 @@ def permutation_test(
                     device,
                     lambda share, k=k: progress((k + share) / n_components),  # type: ignore[misc]
                 )
-                above = np.count_nonzero(null[:, k] >= correlations[k] * (1 - TIE))
-                p_values[k] = (1 + above) / (1 + n_permutations)
+                null[:, k] = np.concatenate(chains)
+                least = correlations[k] * (1 - TIE)
+                p_values[k] = (1 + np.count_nonzero(null[:, k] >= least)) / (1 + n_permutations)
+                standard_errors[k] = standard_error(chains, least)
     p_corrected = np.maximum.accumulate(p_values)
     correlations = correlations[:n_components]
     return PermutationTest(
         correlations,
         p_values,
+        standard_errors,
         p_corrected,
         null,
         n_permutations,
