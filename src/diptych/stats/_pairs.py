@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import add
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from array_api_compat import is_array_api_obj, is_torch_array
@@ -179,28 +179,55 @@ def _number(labels: Any) -> Ints:
     return np.unique(labels, axis=axis, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
+Exchange: TypeAlias = Literal["rows", "shift", "blocks"]
+EXCHANGES: tuple[Exchange, ...] = ("rows", "shift", "blocks")
+
+_ALONE = {
+    "rows": "no two rows of X may change places: each is alone in its block with its number of rows of Y; "
+    "give larger blocks.",
+    "shift": "no row of X can be shifted: each is alone in its block; give larger blocks.",
+    "blocks": "no two blocks may change places: each has another number of rows of X or of Y; give blocks of "
+    "equal size.",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class ExchangeBlocks:
-    """Which rows may change places: those with the same label."""
+    """How rows may change places: those with the same label, or by shifts within it, or whole labels.
+
+    ``sizes`` are the numbers of rows of Y of the rows of X; they matter to whole blocks.
+    """
 
     labels: Ints
+    exchange: Exchange = "rows"
+    sizes: Ints | None = None
 
     @classmethod
-    def of_pairs(cls, blocks: Any, pairing: Array, n_x: int) -> ExchangeBlocks:
-        """Return those of the rows of X that have pairs: the same block, and as many rows of Y."""
+    def of_pairs(cls, blocks: Any, pairing: Array, n_x: int, exchange: Exchange = "rows") -> ExchangeBlocks:
+        """Return those of the rows of X that have pairs; rows have the places of those with as many of Y."""
         codes = np.zeros(n_x, dtype=np.int64) if blocks is None else block_codes(blocks, n_x)
-        counts = np.bincount(to_numpy(pairing), minlength=n_x)
-        return cls(_number(np.stack([codes, counts], axis=1)[counts > 0]))
+        counts = np.bincount(to_numpy(pairing), minlength=n_x).astype(np.int64)
+        both = _number(np.stack([codes, counts], axis=1)[counts > 0])
+        if exchange == "rows":
+            return cls(both)
+        labels = _number(codes[counts > 0])
+        if exchange == "shift" and both.max() > labels.max():
+            raise InputError(
+                "rows of X with different numbers of rows of Y cannot take the places of each other; give "
+                "each as many, or exchange='rows'."
+            )
+        return cls(labels, exchange, counts[counts > 0])
 
     def check(self) -> None:
         """Raise an error if there is one arrangement, and warn if there are few."""
-        sizes = np.bincount(self.labels)
-        if sizes.max() < 2:
-            raise InputError(
-                "no two rows of X may change places: each is alone in its block with its number of rows of "
-                "Y; give larger blocks."
-            )
-        arrangements = math.exp(min(50.0, sum(math.lgamma(size + 1) for size in sizes)))
+        if self.exchange == "shift":
+            logs = [math.log(len(rows)) for rows in self._split()]
+        else:
+            sizes = np.bincount(self.labels) if self.exchange == "rows" else map(len, self._alike())
+            logs = [math.lgamma(size + 1) for size in sizes]
+        if sum(logs) == 0.0:
+            raise InputError(_ALONE[self.exchange])
+        arrangements = math.exp(min(50.0, sum(logs)))
         if arrangements < _FEW:
             warnings.warn(
                 f"there are only {arrangements:.0f} arrangements, so no p-value can be much below "
@@ -211,8 +238,30 @@ class ExchangeBlocks:
 
     def permute(self, rng: np.random.Generator) -> Ints:
         """Return a random permutation of the rows."""
-        rows = np.arange(len(self.labels))
-        return self.permute_part(rows, rows, rng)
+        order = np.arange(len(self.labels))
+        if self.exchange == "rows":
+            return self.permute_part(order, order, rng)
+        if self.exchange == "shift":
+            for rows in self._split():
+                order[rows] = np.roll(rows, int(rng.integers(len(rows))))
+            return order
+        for members in self._alike():
+            for place, block in enumerate(rng.permutation(len(members))):
+                order[members[place]] = members[block]
+        return order
+
+    def _split(self) -> list[Ints]:
+        """Return the rows of each label, in their order."""
+        by_label = np.argsort(self.labels, kind="stable")
+        return np.split(by_label, np.cumsum(np.bincount(self.labels))[:-1])
+
+    def _alike(self) -> list[list[Ints]]:
+        """Return the rows of whole blocks that may change places: with as many rows of X and of Y."""
+        assert self.sizes is not None
+        groups: dict[bytes, list[Ints]] = {}
+        for rows in self._split():
+            groups.setdefault(self.sizes[rows].tobytes(), []).append(rows)
+        return list(groups.values())
 
     def permute_part(self, order: Ints, part: Ints, rng: np.random.Generator) -> Ints:
         """Return ``order`` with the entries at ``part`` permuted at random within their labels."""

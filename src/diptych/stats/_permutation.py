@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -9,14 +10,31 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, Task, check_choice, check_count, check_number, check_seed, count
+from diptych._checks import (
+    DataWarning,
+    InputError,
+    Task,
+    check_choice,
+    check_count,
+    check_number,
+    check_seed,
+    count,
+)
 from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
 from diptych.cca._filters import AnyFilter, Filters, Tikhonov
 from diptych.stats._chains import TIE, Remainder, draw_largest, standard_error
-from diptych.stats._pairs import ExchangeBlocks, PreparedPairs, count_components, make_seed, prepare_pairs
+from diptych.stats._pairs import (
+    EXCHANGES,
+    Exchange,
+    ExchangeBlocks,
+    PreparedPairs,
+    count_components,
+    make_seed,
+    prepare_pairs,
+)
 from diptych.stats._tables import component_frame, format_components, format_p
 
 Method: TypeAlias = Literal["conditional", "stepwise"]
@@ -57,7 +75,9 @@ class PermutationTest:
     filters
         The regularisation of X and of Y.
     has_blocks
-        Whether rows changed places only within blocks.
+        Whether blocks were given.
+    exchange
+        As given.
     """
 
     correlations: Floats
@@ -73,6 +93,7 @@ class PermutationTest:
     n_features: tuple[int, int]
     filters: Filters
     has_blocks: bool
+    exchange: Exchange
 
     def __str__(self) -> str:
         columns = self._columns()
@@ -114,10 +135,11 @@ class PermutationTest:
                 f"{count(self.n_covariates, 'covariate')} leave, and permuted there (Theil, 1965; Huh and "
                 "Jhun, 2001; Winkler et al., 2020)."
             )
-        within = " within blocks" if self.has_blocks else ""
+        within = " within blocks" if self.has_blocks and self.exchange != "blocks" else ""
+        noun = {"rows": "pairs", "shift": "pairs by circular shifts", "blocks": "whole blocks of pairs"}
         sentences.append(
             f"The correlations were tested by {count(self.n_permutations, 'permutation')} of the "
-            f"pairs{within}, with the largest correlation (Roy's root) as statistic."
+            f"{noun[self.exchange]}{within}, with the largest correlation (Roy's root) as statistic."
         )
         if len(self.p_values) > 1:
             sentences.append(_DESCRIPTIONS[self.method])
@@ -184,9 +206,10 @@ def permutation_test(
     *,
     covariates: Any = None,
     n_permutations: int = 1000,
-    method: Method = "conditional",
+    method: Method | None = None,
     random_state: int | None = 0,
     blocks: Any = None,
+    exchange: Exchange = "rows",
     n_components: int | None = None,
     task: Task = "search",
     engine: Engine | None = None,
@@ -219,13 +242,21 @@ def permutation_test(
         How components after the first are tested. ``"conditional"``: given the correlations of the removed
         ones, as the notes say. ``"stepwise"``: as Winkler et al. (2020) do, where rows of what remains are
         permuted as if they were free, but with the largest correlation as statistic where they take Wilks' Λ.
-        It is not calibrated where views have many features: it rejects too often beside a real component, and
-        too rarely beside one that is due to chance.
+        With many features that rejects too often beside a real component, and too rarely beside one that is
+        due to chance. None: ``"conditional"`` where rows are exchanged, otherwise ``"stepwise"``.
     random_state
         Seeds the permutations, which are the same whatever the engine.
     blocks
         One label per row of X, such as the subject: rows change places only within their block. For repeated
-        measures. Whole blocks are not exchanged with each other.
+        measures.
+    exchange
+        What changes places. ``"rows"``: any rows, or those of a block, which have to be independent.
+        ``"shift"``: rows of X, in the order of time, move along Y in a circle, in each block by a number of
+        their own. That keeps the serial dependence within each view: for stationary time series that are long
+        beside their dependence. n rows have n shifts, so no p-value is much below 1/n. ``"blocks"``: whole
+        blocks change places with others of the same size, and rows keep their order inside: for series in
+        pieces that do not depend on each other, such as scans. The last two are not supported together with
+        ``covariates``.
     n_components
         The first components; None: at most 10.
     task
@@ -290,6 +321,8 @@ def permutation_test(
     True
     """
     check_count(n_permutations, "n_permutations")
+    exchange = check_exchange(exchange, method, blocks, covariates)
+    method = method or ("conditional" if exchange == "rows" else "stepwise")
     check_choice(method, METHODS, "method")
     check_seed(random_state)
     if covariates is not None and blocks is not None:
@@ -299,7 +332,9 @@ def permutation_test(
         )
     with one_blas_thread(), progress_bar("permutation test", verbose):
         pairs = prepare_pairs(model, X, y, pairing, task, device, covariates)
-        whitened = _whiten_pairs(pairs, blocks)
+        whitened = _whiten_pairs(pairs, blocks, exchange)
+        if exchange == "rows" and blocks is None:
+            _warn_if_serial(pairs)
         _check_free(pairs, whitened.free_rows)
         whitened.blocks.check()
         rotated, correlations = whitened.rotate()
@@ -341,7 +376,66 @@ def permutation_test(
         (int(pairs.x.shape[1]), int(pairs.y.shape[1])),
         pairs.filters,
         blocks is not None,
+        exchange,
     )
+
+
+def check_exchange(exchange: object, method: object, blocks: Any, covariates: Any) -> Exchange:
+    """Return ``exchange`` if it is one, and goes with the other settings."""
+    check_choice(exchange, EXCHANGES, "exchange")
+    if exchange == "rows":
+        return "rows"
+    if exchange == "blocks" and blocks is None:
+        raise InputError("exchange='blocks' exchanges whole blocks; give blocks, one label per row of X.")
+    if covariates is not None:
+        raise InputError(
+            f"exchange={exchange!r} and covariates are not supported together: rows that covariates are "
+            "projected out of no longer follow each other in time; give one of them."
+        )
+    if method == "conditional":
+        raise InputError(
+            f"method='conditional' assumes independent rows; with exchange={exchange!r} give "
+            "method='stepwise', or None."
+        )
+    return "shift" if exchange == "shift" else "blocks"
+
+
+def lag_correlation(view: Floats) -> float:
+    """Return how alike neighbouring rows are: the lag-1 autocorrelation of the features, on average.
+
+    >>> import numpy as np
+    >>> round(lag_correlation(np.array([[1.0], [2.0], [3.0], [4.0]])), 3)
+    0.25
+    """
+    view = view - view.mean(axis=0)
+    squares = np.sum(view * view, axis=0)
+    products = np.sum(view[1:] * view[:-1], axis=0)
+    varies = squares > 1e-20 * np.max(squares)
+    return float(np.mean(products[varies] / squares[varies]))
+
+
+def _warn_if_serial(pairs: PreparedPairs) -> None:
+    """Warn if neighbouring rows depend on each other in both views, as in time series.
+
+    The lag-1 autocorrelation of n independent rows is about −1/n with a standard deviation of 1/√n, or less
+    if it is the mean of several features; more than 3/√n in both views, with the same sign, is not due to
+    chance, and makes the correlations of unrelated views vary more than those of permuted ones (Bartlett,
+    1935).
+    """
+    rows, n_x = np.unique(to_numpy(pairs.pairing)), int(pairs.x.shape[0])
+    x = to_numpy(pairs.x)[rows].astype(np.float64)
+    y = to_numpy(group_sum(pairs.y, pairs.pairing, n_x)).astype(np.float64)[rows]
+    y /= np.bincount(to_numpy(pairs.pairing), minlength=n_x)[rows, None]
+    lags = lag_correlation(x), lag_correlation(y)
+    if lags[0] * lags[1] > 0 and min(map(abs, lags)) > 3.0 / len(rows) ** 0.5:
+        warnings.warn(
+            f"neighbouring rows depend on each other in both views (lag-1 autocorrelations {lags[0]:.2f} and "
+            f"{lags[1]:.2f}), but rows that change places have to be independent: p-values of a time series "
+            "are far too small; give exchange='shift', or exchange='blocks' and blocks. If the rows are only "
+            "sorted, shuffle the pairs.",
+            DataWarning,
+            stacklevel=3,
+        )
 
 
 def _check_free(pairs: PreparedPairs, free_rows: int) -> None:
@@ -385,7 +479,7 @@ class WhitenedPairs:
         return rotated, to_numpy(sigma)
 
 
-def _whiten_pairs(pairs: PreparedPairs, blocks: Any) -> WhitenedPairs:
+def _whiten_pairs(pairs: PreparedPairs, blocks: Any, exchange: Exchange = "rows") -> WhitenedPairs:
     spectra, n_x = pairs.spectra, int(pairs.x.shape[0])
     filter_x, filter_y = pairs.filters
     x = _whiten(filter_x, pairs.x, spectra.x_mean, spectra.s_x, spectra.v_x)
@@ -399,7 +493,7 @@ def _whiten_pairs(pairs: PreparedPairs, blocks: Any) -> WhitenedPairs:
         x[rows, :] * root,
         group_sum(y, pairs.pairing, n_x)[rows, :] / root,
         xp.concat([root / xp.linalg.vector_norm(root), root * scores], axis=1),
-        ExchangeBlocks.of_pairs(blocks, pairs.pairing, n_x),
+        ExchangeBlocks.of_pairs(blocks, pairs.pairing, n_x, exchange),
     )
 
 
@@ -451,7 +545,7 @@ def _remove(
 
     (a, along_a), (b, along_b) = split(rotated.a[:, k:]), split(rotated.b[:, k:])
     powers = np.where(p_corrected <= REAL, 0.5, 1.0)
-    blocks = ExchangeBlocks(rotated.blocks.labels[kept])
+    blocks = ExchangeBlocks(rotated.blocks.labels[kept])  # other exchanges are stepwise, without a basis
     if not is_conditional:
         return Remainder(a, b, blocks)
     return Remainder(a, b, blocks, along_a.T @ along_b, correlations[:k] ** 2, powers)
