@@ -4,6 +4,9 @@
 are uniform: the Kolmogorov-Smirnov test should not reject, and 5 % of them are at most 0.05. Where the first
 component is real, the same holds for the second.
 
+``covariates``: the same for unrelated views that depend on the same covariates, and their correlations over
+held-out pairs: with ``covariates=``, with the covariates regressed out of both views beforehand, and without.
+
 ``power``: rejection rates of the first two components at 5 %, beside cca-zoo's test on the same data.
 
 ``speed``: seconds of 1,000 permutations of 300 pairs of 2,000 + 2,000 features with two threads, beside
@@ -161,6 +164,84 @@ def calibrate(quick: bool) -> None:
     )
 
 
+COVARIATES = 10
+SHAPES = {
+    "80 × (200 + 30), γ = 50": {"rows": 80, "features": (200, 30), "gamma": 50.0},
+    "40 × (10 + 8), γ = 0": {"rows": 40, "features": (10, 8), "gamma": 0.0},
+}
+WAYS = {
+    "covariates=": {"way": "projected"},
+    "covariates=, t3 noise": {"way": "projected", "tails": True},
+    "regressed out beforehand": {"way": "beforehand"},
+    "ignored": {"way": "ignored"},
+}
+
+
+def covariate_results(
+    seed: int, way: str, gamma: float, rows: int, features: tuple[int, int], tails: bool = False
+):
+    """Return p-values of the first two components, of Wilks' test, and the first held-out correlation."""
+    from diptych import InputError
+    from diptych.stats import classical_tests, cross_validated_correlations, permutation_test
+
+    x, y, _ = simulate(seed, (), rows, features, tails)
+    rng = np.random.default_rng([seed, 1])
+    covariates = rng.normal(size=(rows, COVARIATES))
+    x, y = (view + covariates @ rng.normal(size=(COVARIATES, view.shape[1])) for view in (x, y))
+    if way == "beforehand":
+        design = np.column_stack([np.ones(rows), covariates])
+        x, y = (view - design @ np.linalg.lstsq(design, view)[0] for view in (x, y))
+    options = {"covariates": covariates if way == "projected" else None}
+    test = permutation_test(
+        (gamma, gamma),
+        x,
+        y,
+        n_permutations=FEWER_PERMUTATIONS,
+        n_components=2,
+        random_state=seed,
+        verbose=False,
+        **options,
+    )
+    held_out = cross_validated_correlations((gamma, gamma), x, y, n_components=1, verbose=False, **options)
+    try:
+        wilks = classical_tests(x, y, **options).wilks.p_values[0]
+    except InputError:  # too few pairs
+        wilks = np.nan
+    return [*test.p_values, wilks, held_out.mean[0]]
+
+
+def calibrate_covariates(quick: bool) -> None:
+    """Measure p-values and held-out correlations of unrelated views that depend on the same covariates."""
+    from scipy.stats import kstest
+
+    sets, rows, pool = 60 if quick else 600, [], start_pool()
+    for shape, sizes in SHAPES.items():
+        for way, settings in WAYS.items():
+            values = np.array(repeat(pool, partial(covariate_results, **settings, **sizes), sets))
+            rejected = np.mean(values[:, :3] <= LEVEL, axis=0)
+            row = {
+                "data": shape,
+                "covariates": way,
+                "p1 ≤ 0.05": f"{rejected[0]:.1%}",
+                "KS 1": f"{kstest(values[:, 0], 'uniform').pvalue:.3f}",
+                "p2 ≤ 0.05": f"{rejected[1]:.1%}",
+                "Wilks ≤ 0.05": "" if np.isnan(values[0, 2]) else f"{rejected[2]:.1%}",
+                "held-out": f"{np.mean(values[:, 3]):.3f}",
+            }
+            rows.append(row)
+            print(row, flush=True)
+    pool.shutdown()
+    error = 1.96 * np.sqrt(LEVEL * (1 - LEVEL) / sets)
+    record(
+        "permutation_covariates",
+        rows,
+        f"{sets} data sets each, the same in each row but for the noise, {FEWER_PERMUTATIONS} permutations. "
+        f"Both views depend on {COVARIATES} covariates, and on nothing else in common. Binomial error of a "
+        f"rate of 5 %: ± {error:.1%}. KS: p-value of the Kolmogorov-Smirnov test that the p-values are "
+        "uniform. Held-out: mean of the first cross-validated correlation, which should be 0.",
+    )
+
+
 NAMES = ("component 1", "component 2", "component 1, cca-zoo", "component 2, cca-zoo")
 STRENGTHS = (0.0, 1.0, 1.5, 2.0, 3.0)
 
@@ -296,9 +377,15 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("calibrate", "power", "speed"))
+    parser.add_argument("what", choices=("calibrate", "covariates", "power", "speed"))
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    require("cca_zoo", "pip install cca-zoo")
-    require("matplotlib", "pip install matplotlib")
-    {"calibrate": calibrate, "power": measure_power, "speed": measure_speed}[arguments.what](arguments.quick)
+    if arguments.what in ("power", "speed"):
+        require("cca_zoo", "pip install cca-zoo")
+        require("matplotlib", "pip install matplotlib")
+    {
+        "calibrate": calibrate,
+        "covariates": calibrate_covariates,
+        "power": measure_power,
+        "speed": measure_speed,
+    }[arguments.what](arguments.quick)

@@ -13,9 +13,9 @@ from diptych import AWCCA, InputError
 from diptych._checks import DataWarning
 from diptych.cca import SpectralFilter
 from diptych.stats import _chains, permutation_test
-from diptych.stats._chains import Remainder, draw_largest
+from diptych.stats._chains import Remainder, draw_largest, standard_error
 from diptych.stats._pairs import ExchangeBlocks, prepare_pairs
-from diptych.stats._permutation import _remove, _whiten_pairs
+from diptych.stats._permutation import METHODS, _remove, _whiten_pairs
 from engines import InTree
 
 GAMMA = (20.0, 30.0)
@@ -89,7 +89,7 @@ def test_what_remains_keeps_its_correlations_and_products(rows_of_y, k):
     value, _ = remainder.evaluate(np.arange(len(remainder.a))[None, :])
     assert value[0] == pytest.approx(sigma[k], abs=1e-10)
     # The basis is orthonormal: products of a view with itself are those of its two parts.
-    z = np.linalg.qr(np.column_stack([rotated.mean, rotated.a[:, :k], rotated.b[:, :k]]))[0]
+    z = np.linalg.qr(np.column_stack([rotated.removed, rotated.a[:, :k], rotated.b[:, :k]]))[0]
     for part, view in ((remainder.a, rotated.a[:, k:]), (remainder.b, rotated.b[:, k:])):
         along = z.T @ view
         np.testing.assert_allclose(part.T @ part + along.T @ along, view.T @ view, atol=1e-10)
@@ -124,7 +124,8 @@ def test_chains_draw_permutations_with_their_weights(blocks, p_corrected, power)
     np.testing.assert_allclose(steps, steps[0], atol=1e-9)
     weights = np.exp(logs - logs.max())
     assert np.min(weights) < 0.5 * np.max(weights)
-    sample = draw_largest(remainder, 8000, [0, 1])
+    sample = np.concatenate(draw_largest(remainder, 8000, [0, 1]))
+    assert len(sample) == 8000
     for cut in np.quantile(values, [0.2, 0.5, 0.8]):
         exact = np.sum(weights[values > cut]) / np.sum(weights)
         # Neighbours in a chain are alike, so the error is that of far fewer draws.
@@ -239,6 +240,106 @@ def test_the_second_p_value_is_uniform_if_only_the_first_component_is_real():
     assert kstest(values[:, 1], "uniform").pvalue > 0.01
 
 
+@pytest.mark.parametrize("n_permutations", [1, 2, 3, 5, 80, 317])
+def test_chains_have_as_many_permutations_as_asked_for(n_permutations):
+    rotated, sigma = rotate(GAMMA, *unrelated(0))
+    chains = draw_largest(_remove(rotated, sigma, np.ones(1)), n_permutations, [0, 1])
+    sizes = [len(values) for values in chains]
+    assert sum(sizes) == n_permutations
+    assert max(sizes) <= 80
+    assert len(chains) >= min(4, n_permutations // 2)
+
+
+def test_the_standard_error_is_that_of_chains_that_differ():
+    assert standard_error([np.array([value]) for value in (1.0, 1.0, 3.0, 3.0)], 2.0) == pytest.approx(
+        np.sqrt(0.6 * 0.4 / 4), rel=0.2
+    )
+    # Two chains of which one has all the large values are as one pair of draws.
+    apart = standard_error([np.zeros(50), np.ones(50)], 0.5)
+    assert apart == pytest.approx(np.sqrt(2 * (0.25**2 + 0.25**2)))
+    alike = standard_error([np.arange(50) % 2, np.arange(50) % 2], 0.5)
+    assert alike == pytest.approx(np.sqrt(0.25 / 100), rel=0.01)
+    assert standard_error([np.zeros(50), np.zeros(50)], 0.5) > 0
+
+
+def test_standard_errors_are_the_deviations_between_seeds():
+    x, y = unrelated(2, 30, (12, 10))
+    tests = [
+        permutation_test((2.0, 2.0), x, y, n_permutations=160, n_components=3, random_state=seed)
+        for seed in range(60)
+    ]
+    deviations = np.std([test.p_values for test in tests], axis=0, ddof=1)
+    errors = np.sqrt(np.mean([test.standard_errors**2 for test in tests], axis=0))
+    # The standard deviation of 60 draws is within a third of the true one.
+    np.testing.assert_allclose(errors / deviations, 1.0, atol=0.4)
+    independent = np.sqrt(np.mean([test.p_values * (1 - test.p_values) for test in tests], axis=0) / 160)
+    np.testing.assert_allclose(errors[0], independent[0], rtol=0.02)
+    assert np.all(errors[1:] > 1.2 * independent[1:])
+
+
+def test_stepwise_permutations_are_those_of_winkler():
+    """Canonical variates after the k-th are permuted and related again, by QR, without anything of ours."""
+    x, y = unrelated(1, 40, (5, 4), 2.0)
+    test = permutation_test((0, 0), x, y, n_permutations=49, method="stepwise", random_state=3)
+    q_x, q_y = (np.linalg.qr(view - view.mean(axis=0))[0] for view in (x, y))
+    left, sigma, right = np.linalg.svd(q_x.T @ q_y)
+    u, v = q_x @ left, q_y @ right.T
+    np.testing.assert_allclose(test.correlations, sigma)
+    blocks = ExchangeBlocks(np.zeros(40, dtype=int))
+    for number in range(49):
+        order = blocks.permute(np.random.default_rng([3, 0, 1 + number]))
+        for k in range(4):
+            bases = np.linalg.qr(u[order][:, k:])[0], np.linalg.qr(v[:, k:])[0]
+            expected = np.linalg.svd(bases[0].T @ bases[1])[1][0]
+            assert test.null[number, k] == pytest.approx(expected, abs=1e-9)
+    above = np.count_nonzero(test.null >= test.correlations * (1 - 1e-8), axis=0)
+    np.testing.assert_allclose(test.p_values, (1 + above) / 50)
+    np.testing.assert_allclose(test.p_corrected, np.maximum.accumulate(test.p_values))
+    first = permutation_test((0, 0), x, y, n_permutations=49, random_state=3, n_components=1)
+    np.testing.assert_array_equal(first.null[:, 0], test.null[:, 0])
+
+
+def test_stepwise_permutations_leave_covariates_out():
+    x, y = unrelated(1, 40, (5, 4))
+    covariates = np.random.default_rng(0).normal(size=(40, 6))
+    options = {"covariates": covariates, "n_permutations": 9}
+    stepwise, conditional = (
+        permutation_test((0, 0), x, y, **options, method=method) for method in METHODS[::-1]
+    )
+    np.testing.assert_array_equal(stepwise.null[:, 0], conditional.null[:, 0])
+    assert not np.allclose(stepwise.null[:, 1], conditional.null[:, 1])
+
+
+def test_a_paragraph_describes_what_was_done():
+    x, y = unrelated(1, 40, (5, 4), 5.0)
+    text = permutation_test((0, 0), x, y, n_permutations=199).describe()
+    assert text.startswith(
+        "Canonical correlations of two views (5 and 4 features) of 40 pairs were computed without "
+        "regularisation. The correlations were tested by 199 permutations of the pairs, with"
+    )
+    assert "Glynn and Muirhead, 1978" in text
+    assert "covariate" not in text
+    assert text.endswith(
+        "Of 4 components, 1 was significant at 5 % (component 1: 0.969, corrected p = 0.005; Monte Carlo "
+        "standard error at most 0.0050)."
+    )
+    blocks = np.arange(40) % 4
+    settings = {"n_permutations": 9, "method": "stepwise", "n_components": 2}
+    text = permutation_test(GAMMA, *unrelated(1, 40), blocks=blocks, **settings).describe()
+    assert "(γ = 20 for X, γ = 30 for Y)" in text
+    assert "9 permutations of the pairs within blocks" in text
+    assert "left out of both views (Winkler et al., 2020)" in text
+    assert "Metropolis" not in text
+    assert "Of 2 components, none were significant at 5 % (component 1: " in text
+    covariates = np.random.default_rng(0).normal(size=(40, 2))
+    test = permutation_test((0, 0), x, y, covariates=covariates, n_permutations=9, n_components=1)
+    assert "an intercept and 2 covariates leave" in test.describe()
+    assert "Each later component" not in test.describe()
+    assert "Of 1 component, 1 was significant at 20 %" in test.describe(alpha=0.2)
+    with pytest.raises(InputError, match="alpha=2.0 is not between 0 and 1"):
+        test.describe(2)
+
+
 def test_tables_show_every_component():
     x, y = load_linnerud(return_X_y=True)
     test = permutation_test((0, 0), x, y, n_permutations=50)
@@ -265,6 +366,7 @@ def test_tables_show_every_component():
         ({"blocks": np.arange(3)}, "blocks has shape"),
         ({"blocks": np.full(20, np.nan)}, "blocks contains NaN"),
         ({"task": "find"}, "task='find'"),
+        ({"method": "plain"}, "method='plain' is unknown; choose one of 'conditional', 'stepwise'"),
     ],
 )
 def test_wrong_input_is_explained(change, message):

@@ -118,6 +118,7 @@ def bootstrap(
     y: Any,
     pairing: Any = None,
     *,
+    covariates: Any = None,
     n_resamples: int = 1000,
     confidence: float = 0.95,
     random_state: int | None = 0,
@@ -146,6 +147,10 @@ def bootstrap(
         A fitted ``AWCCA``, or ``(γ_x, γ_y)`` as ``AWCCA(params=…)`` takes them.
     X, y, pairing
         The pairs, as in ``AWCCA.fit``; usually those that the model was fitted on.
+    covariates
+        What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. They are
+        regressed out of both views in each resample, as in the estimate, so that correlations and loadings
+        are partial ones.
     n_resamples
         Number of resamples.
     confidence
@@ -193,7 +198,7 @@ def bootstrap(
     if not 0.0 < confidence < 1.0:
         raise InputError(f"confidence={confidence} is not between 0 and 1; give for example 0.95.")
     with one_blas_thread(), progress_bar("bootstrap", verbose):
-        pairs = prepare_pairs(model, X, y, pairing, task, device)
+        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates)
         n_components = count_components(n_components, check_components(pairs.spectra, *pairs.filters, None))
         _check_memory(pairs.spectra, n_resamples, n_components)
         estimate = regularized_cca(pairs.spectra, *pairs.filters, n_components)

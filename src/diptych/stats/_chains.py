@@ -13,8 +13,14 @@ from diptych._arrays import Array, Floats, move_like, namespace, to_numpy
 from diptych.cca import Engine
 from diptych.stats._pairs import ExchangeBlocks, Ints, run_pieces
 
-STEPS = 40
-"""Length of a chain of permutations. All chains of a component start from one permutation."""
+LEAD = 40
+"""Steps of a chain until its permutations count. All chains of a component start from one permutation."""
+
+STEPS = 80
+"""Permutations of a chain that count."""
+
+MIN_CHAINS = 4
+"""Chains of a component, whose means differ by the Monte Carlo error."""
 
 TIE = 1e-8
 """Correlations are equal if they differ by no more than this share: a tie counts as at least as large."""
@@ -87,7 +93,10 @@ class ChainState:
 
 @dataclass(frozen=True, eq=False)
 class _Chains:
-    """Chains of these lengths from one start; without it, single permutations. ``seed`` is that of all."""
+    """Chains of which so many permutations count, from one start; without it, single permutations.
+
+    ``seed`` is that of all.
+    """
 
     remainder: Remainder
     seed: list[int]
@@ -102,8 +111,11 @@ def draw_largest(
     engine: Engine | None = None,
     device: str | None = None,
     progress: Callable[[float], None] = lambda share: None,
-) -> Floats:
-    """Return the largest correlations of what remains, under permutations with their weights."""
+) -> list[Floats]:
+    """Return the largest correlations of what remains, under permutations with their weights, by chain.
+
+    Permutations of equal weight are drawn one by one, each a chain of its own.
+    """
     passed: list[Floats] = []
     if remainder.removed is None:
         chains = _Chains(remainder, seed, [1] * n_permutations)
@@ -112,31 +124,47 @@ def draw_largest(
         chains = _Chains(remainder, seed, lengths, start)
     at_once = count_at_once(remainder.a, remainder.b, largest=remainder.removed is None)
     size = len(chains.lengths)
-    passed += run_pieces(_walk_chains, chains, size, at_once, remainder.a, engine, device, progress)
-    return np.concatenate(passed)
+    return passed + run_pieces(_walk_chains, chains, size, at_once, remainder.a, engine, device, progress)
+
+
+def standard_error(chains: list[Floats], least: float) -> float:
+    r"""Return the Monte Carlo standard error of the p-value of a correlation of ``least``.
+
+    Chains that start from one permutation and have forgotten it are independent: with :math:`m_c` the share
+    of correlations of at least this in chain c of C, which has the share :math:`w_c` of all permutations, and
+    m that in all, the variance is :math:`\frac{C}{C-1}\sum_c w_c^2 (m_c - m)^2`. It is no less than that of
+    independent permutations, :math:`p(1-p)/N`.
+    """
+    sizes = np.array([len(values) for values in chains])
+    above = np.array([np.count_nonzero(values >= least) for values in chains])
+    total, n_chains = sizes.sum(), len(chains)
+    p = (1 + above.sum()) / (1 + total)
+    deviations = (above - sizes * above.sum() / total) / total
+    variance = n_chains / max(1, n_chains - 1) * np.sum(deviations**2)
+    return float(np.sqrt(max(variance, p * (1 - p) / total)))
 
 
 def _start_chains(
     remainder: Remainder, n_permutations: int, rng: np.random.Generator
 ) -> tuple[ChainState, list[Floats], list[int]]:
-    """Return the start of all chains, what is passed on the way there, and the lengths of the chains to walk.
+    """Return the start of all chains, the observed chain without the observed permutation, and other lengths.
 
-    Chains of ``STEPS`` permutations start from one. The observed one is put at a random place, of which all
-    are as likely: at the start, or inside a chain, whose two parts are walked from there. As the steps are
-    reversible, it is then exchangeable with the others, which makes the p-value valid.
+    Chains start from one permutation; after ``LEAD`` steps, to forget it, their permutations count. The
+    observed one is put at a random place among those that count, of which all are as likely, and its chain is
+    walked from there to its end and back to the start. As the steps are reversible, it is then exchangeable
+    with the others, which makes the p-value valid.
     """
-    lengths = [min(STEPS, n_permutations - first) for first in range(0, n_permutations, STEPS)]
+    size = min(STEPS, -(-(n_permutations + 1) // MIN_CHAINS))
+    lengths = [min(size, n_permutations + 1 - first) for first in range(0, n_permutations + 1, size)]
     orders = np.arange(len(remainder.blocks.labels))[None, :]
     values, logs = remainder.evaluate(orders)
     # Two equal correlations have the weight 0, and a chain must be able to leave that.
     state = ChainState(orders, values, np.maximum(logs, -1e300))
-    place = int(rng.integers(n_permutations + 1))
-    if place == 0:
-        return state, [], lengths
-    chain, depth = divmod(place - 1, STEPS)
-    end = lengths.pop(chain)
-    passed = remainder.walk(state.repeat(1), [end], range(depth + 1, end), [rng])
-    return state, passed + remainder.walk(state, [end], range(depth, -1, -1), [rng]), lengths
+    chain, place = divmod(int(rng.integers(n_permutations + 1)), size)
+    end = LEAD + lengths.pop(chain)
+    after = remainder.walk(state.repeat(1), [end], range(LEAD + place + 1, end), [rng])
+    before = remainder.walk(state, [end], range(LEAD + place, -1, -1), [rng])
+    return state, [np.concatenate([after[0], before[0][:place]])], lengths
 
 
 def _walk_chains(chains: _Chains, numbers: range) -> list[Floats]:
@@ -144,9 +172,10 @@ def _walk_chains(chains: _Chains, numbers: range) -> list[Floats]:
     rngs = [np.random.default_rng([*chains.seed, 1 + number]) for number in numbers]
     if chains.start is None:
         orders = np.stack([remainder.blocks.permute(rng) for rng in rngs])
-        return [remainder.evaluate(orders)[0]]
-    lengths = [chains.lengths[number] for number in numbers]
-    return remainder.walk(chains.start.repeat(len(rngs)), lengths, range(max(lengths)), rngs)
+        return list(remainder.evaluate(orders)[0][:, None])
+    lengths = [LEAD + chains.lengths[number] for number in numbers]
+    passed = remainder.walk(chains.start.repeat(len(rngs)), lengths, range(max(lengths)), rngs)
+    return [values[LEAD:] for values in passed]
 
 
 def is_large(a: Array, b: Array) -> bool:

@@ -22,6 +22,7 @@ from diptych._progress import progress_bar
 from diptych.cca import AWCCA, Engine, normalize, project
 from diptych.cca._settings import params_by_task, scale_params
 from diptych.cca.selection._grids import PairRows, select_rows
+from diptych.stats._covariates import check_covariates, regress_out
 from diptych.stats._pairs import block_codes, check_unweighted, count_components
 from diptych.stats._tables import component_frame, format_components
 
@@ -73,6 +74,7 @@ def cross_validated_correlations(
     y: Any,
     pairing: Any = None,
     *,
+    covariates: Any = None,
     cv: Any = 5,
     random_state: int | None = 0,
     n_components: int | None = None,
@@ -97,6 +99,10 @@ def cross_validated_correlations(
         ``params`` is scaled to the number of pairs of a fold.
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. Rows of Y stay with their row of X.
+    covariates
+        What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. In each
+        fold both views are regressed on them over the training pairs, and these regressions are applied to
+        the held-out pairs: to regress them out of all pairs beforehand lets each row know of the others.
     cv
         Number of folds, or a splitter of scikit-learn, which splits the rows of X.
     random_state
@@ -126,18 +132,23 @@ def cross_validated_correlations(
     estimator = _make_estimator(model, verbose)
     task = check_task(task)
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
+    columns = check_covariates(covariates, int(x.shape[0]))
+    if columns is not None:
+        x, y = normalize(x, estimator.normalize[0]), normalize(y, estimator.normalize[1])
+        estimator.normalize = ("none", "none")  # residuals are not normalised again
     if n_components is not None:
         check_count(n_components, "n_components")
     variates_x, variates_y, in_sample = [], [], []
     with progress_bar("cross-validating", verbose) as progress:
         splits = list(_split(cv, pairing, int(x.shape[0]), blocks, random_state))
-        for number, (train, (rows_x, rows_y, local)) in enumerate(splits):
-            fold = _fit_fold(estimator, x, y, train, engine, device)
+        for number, (train, test) in enumerate(splits):
+            views, (test_x, test_y) = _cut(x, y, train, test, columns)
+            fold = _fit_fold(estimator, *views, train, int(y.shape[0]), engine, device)
             canonical = fold.models_[task]
-            u = project(normalize(x[rows_x, :], fold.normalize[0]), fold.x_mean_, canonical.x_weights)
-            v = project(normalize(y[rows_y, :], fold.normalize[1]), fold.y_mean_, canonical.y_weights)
+            u = project(normalize(test_x, fold.normalize[0]), fold.x_mean_, canonical.x_weights)
+            v = project(normalize(test_y, fold.normalize[1]), fold.y_mean_, canonical.y_weights)
             scale = fold.spectra_.count**0.5  # variates of folds of any size have the same scale
-            variates_x.append(to_numpy(u)[to_numpy(local)] * scale)
+            variates_x.append(to_numpy(u)[to_numpy(test.pairing)] * scale)
             variates_y.append(to_numpy(v) * scale)
             in_sample.append(to_numpy(canonical.train_correlations))
             progress((number + 1) / len(splits))
@@ -169,17 +180,41 @@ def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
     return estimator
 
 
+def _cut(
+    x: Array, y: Array, train: PairRows, test: PairRows, covariates: Floats | None
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Return both views of the training part and of the held-out part, without the covariates, if any."""
+    views = x[train.x, :], y[train.y, :]
+    held_out = x[test.x, :], y[test.y, :]
+    if covariates is None:
+        return views, held_out
+    inside, outside = covariates[to_numpy(train.x)], covariates[to_numpy(test.x)]
+    (of_x, of_y), basis, views = regress_out(*views, train.pairing, inside)
+    scores = basis.scores(outside)
+    held_out = (
+        of_x.residuals(held_out[0], scores),
+        of_y.residuals(held_out[1], scores[to_numpy(test.pairing)]),
+    )
+    return views, held_out
+
+
 def _fit_fold(
-    estimator: AWCCA, x: Array, y: Array, rows: PairRows, engine: Engine | None, device: str | None
+    estimator: AWCCA,
+    x: Array,
+    y: Array,
+    rows: PairRows,
+    n_pairs: int,
+    engine: Engine | None,
+    device: str | None,
 ) -> AWCCA:
+    """Return the estimator fitted on the views of a training part, of ``n_pairs`` in all."""
     from sklearn.base import clone
 
-    rows_x, rows_y, pairing = rows
     fold: AWCCA = clone(estimator)
     if fold.params is not None:
-        share = int(rows_y.shape[0]) / int(y.shape[0])
+        share = int(y.shape[0]) / n_pairs
         fold.params = scale_params(params_by_task(fold.params), fold.filter, share)
-    return fold.fit(x[rows_x, :], y[rows_y, :], pairing, engine=engine, device=device)
+    return fold.fit(x, y, rows.pairing, engine=engine, device=device)
 
 
 def _split(

@@ -6,10 +6,10 @@ import math
 import secrets
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import add
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from array_api_compat import is_array_api_obj, is_torch_array
@@ -31,6 +31,7 @@ from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._settings import params_by_task
 from diptych.cca._sklearn import find_names
+from diptych.stats._covariates import check_covariates, regress_out
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
@@ -42,7 +43,11 @@ COMPONENTS = 10
 
 @dataclass(frozen=True, eq=False)
 class PreparedPairs:
-    """Normalised pairs, their spectra, the filters of both views, and the names of the features, if any."""
+    """Normalised pairs, their spectra, the filters of both views, and the names of the features, if any.
+
+    With covariates, both views are what these leave, and ``scores`` are their orthonormal combinations, a row
+    for each row of X; see ``CovariateBasis``.
+    """
 
     x: Array
     y: Array
@@ -51,6 +56,17 @@ class PreparedPairs:
     filters: Filters
     names_x: list[str] | None
     names_y: list[str] | None
+    scores: Floats
+
+    @property
+    def n_covariates(self) -> int:
+        """The dimensions that covariates take from the pairs, beside the intercept."""
+        return int(self.scores.shape[1])
+
+    @property
+    def free_spectra(self) -> Spectra:
+        """The spectra with as many pairs as covariates leave dimensions: n − c."""
+        return replace(self.spectra, count=self.spectra.count - self.n_covariates)
 
 
 def count_components(n_components: int | None, most: int) -> int:
@@ -63,12 +79,19 @@ def count_components(n_components: int | None, most: int) -> int:
 
 
 def prepare_pairs(
-    model: Any, X: Any, y: Any, pairing: Any, task: Task, device: str | None = None
+    model: Any,
+    X: Any,
+    y: Any,
+    pairing: Any,
+    task: Task,
+    device: str | None = None,
+    covariates: Any = None,
 ) -> PreparedPairs:
     """Return the pairs, normalised as those of ``model`` and on ``device``, with its filters of a task.
 
     ``model`` is a fitted ``AWCCA`` or a pair ``(γ_x, γ_y)``. γ is in units of a sum over pairs, so the γ of a
-    model that was fitted on another number of pairs is scaled.
+    model that was fitted on another number of pairs is scaled. Covariates are regressed out of the normalised
+    views.
     """
     task = check_task(task)
     if isinstance(model, AWCCA):
@@ -80,13 +103,19 @@ def prepare_pairs(
         )
     names_x, names_y = name_features(model, find_names(X, y))
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
+    columns = check_covariates(covariates, int(x.shape[0]))
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
+    scores: Floats = np.empty((int(x.shape[0]), 0))
+    if isinstance(model, AWCCA):
+        x, y = normalize(x, model.normalize[0]), normalize(y, model.normalize[1])
+    if columns is not None:
+        _, basis, (x, y) = regress_out(x, y, pairing, columns)
+        scores = basis.scores(columns)
     if not isinstance(model, AWCCA):
         of_pairs = spectra(x, y, pairing)
         filters = make_filters("tikhonov", params_by_task(model)[task], of_pairs.s_x, of_pairs.s_y)
-        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
-    x, y = normalize(x, model.normalize[0]), normalize(y, model.normalize[1])
+        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores)
     for view, name, mean in ((x, "X", model.x_mean_), (y, "Y", model.y_mean_)):
         if view.shape[1] != mean.shape[0]:
             raise InputError(
@@ -98,7 +127,7 @@ def prepare_pairs(
     factor = 1.0 if fitted_on is None else of_pairs.count / fitted_on.count
     filter_x, filter_y = model.models_.filters[task]
     filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
-    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
+    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores)
 
 
 def check_unweighted(model: Any) -> None:
@@ -150,28 +179,55 @@ def _number(labels: Any) -> Ints:
     return np.unique(labels, axis=axis, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
+Exchange: TypeAlias = Literal["rows", "shift", "blocks"]
+EXCHANGES: tuple[Exchange, ...] = ("rows", "shift", "blocks")
+
+_ALONE = {
+    "rows": "no two rows of X may change places: each is alone in its block with its number of rows of Y; "
+    "give larger blocks.",
+    "shift": "no row of X can be shifted: each is alone in its block; give larger blocks.",
+    "blocks": "no two blocks may change places: each has another number of rows of X or of Y; give blocks of "
+    "equal size.",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class ExchangeBlocks:
-    """Which rows may change places: those with the same label."""
+    """How rows may change places: those with the same label, or by shifts within it, or whole labels.
+
+    ``sizes`` are the numbers of rows of Y of the rows of X; they matter to whole blocks.
+    """
 
     labels: Ints
+    exchange: Exchange = "rows"
+    sizes: Ints | None = None
 
     @classmethod
-    def of_pairs(cls, blocks: Any, pairing: Array, n_x: int) -> ExchangeBlocks:
-        """Return those of the rows of X that have pairs: the same block, and as many rows of Y."""
+    def of_pairs(cls, blocks: Any, pairing: Array, n_x: int, exchange: Exchange = "rows") -> ExchangeBlocks:
+        """Return those of the rows of X that have pairs; rows have the places of those with as many of Y."""
         codes = np.zeros(n_x, dtype=np.int64) if blocks is None else block_codes(blocks, n_x)
-        counts = np.bincount(to_numpy(pairing), minlength=n_x)
-        return cls(_number(np.stack([codes, counts], axis=1)[counts > 0]))
+        counts = np.bincount(to_numpy(pairing), minlength=n_x).astype(np.int64)
+        both = _number(np.stack([codes, counts], axis=1)[counts > 0])
+        if exchange == "rows":
+            return cls(both)
+        labels = _number(codes[counts > 0])
+        if exchange == "shift" and both.max() > labels.max():
+            raise InputError(
+                "rows of X with different numbers of rows of Y cannot take the places of each other; give "
+                "each as many, or exchange='rows'."
+            )
+        return cls(labels, exchange, counts[counts > 0])
 
     def check(self) -> None:
         """Raise an error if there is one arrangement, and warn if there are few."""
-        sizes = np.bincount(self.labels)
-        if sizes.max() < 2:
-            raise InputError(
-                "no two rows of X may change places: each is alone in its block with its number of rows of "
-                "Y; give larger blocks."
-            )
-        arrangements = math.exp(min(50.0, sum(math.lgamma(size + 1) for size in sizes)))
+        if self.exchange == "shift":
+            logs = [math.log(len(rows)) for rows in self._split()]
+        else:
+            sizes = np.bincount(self.labels) if self.exchange == "rows" else map(len, self._alike())
+            logs = [math.lgamma(size + 1) for size in sizes]
+        if sum(logs) == 0.0:
+            raise InputError(_ALONE[self.exchange])
+        arrangements = math.exp(min(50.0, sum(logs)))
         if arrangements < _FEW:
             warnings.warn(
                 f"there are only {arrangements:.0f} arrangements, so no p-value can be much below "
@@ -182,8 +238,30 @@ class ExchangeBlocks:
 
     def permute(self, rng: np.random.Generator) -> Ints:
         """Return a random permutation of the rows."""
-        rows = np.arange(len(self.labels))
-        return self.permute_part(rows, rows, rng)
+        order = np.arange(len(self.labels))
+        if self.exchange == "rows":
+            return self.permute_part(order, order, rng)
+        if self.exchange == "shift":
+            for rows in self._split():
+                order[rows] = np.roll(rows, int(rng.integers(len(rows))))
+            return order
+        for members in self._alike():
+            for place, block in enumerate(rng.permutation(len(members))):
+                order[members[place]] = members[block]
+        return order
+
+    def _split(self) -> list[Ints]:
+        """Return the rows of each label, in their order."""
+        by_label = np.argsort(self.labels, kind="stable")
+        return np.split(by_label, np.cumsum(np.bincount(self.labels))[:-1])
+
+    def _alike(self) -> list[list[Ints]]:
+        """Return the rows of whole blocks that may change places: with as many rows of X and of Y."""
+        assert self.sizes is not None
+        groups: dict[bytes, list[Ints]] = {}
+        for rows in self._split():
+            groups.setdefault(self.sizes[rows].tobytes(), []).append(rows)
+        return list(groups.values())
 
     def permute_part(self, order: Ints, part: Ints, rng: np.random.Generator) -> Ints:
         """Return ``order`` with the entries at ``part`` permuted at random within their labels."""

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, Task, check_count, check_seed
+from diptych._checks import (
+    DataWarning,
+    InputError,
+    Task,
+    check_choice,
+    check_count,
+    check_number,
+    check_seed,
+    count,
+)
 from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._filters import AnyFilter
-from diptych.stats._chains import TIE, Remainder, draw_largest
-from diptych.stats._pairs import ExchangeBlocks, PreparedPairs, count_components, make_seed, prepare_pairs
+from diptych.cca._filters import AnyFilter, Filters, Tikhonov
+from diptych.stats._chains import TIE, Remainder, draw_largest, standard_error
+from diptych.stats._pairs import (
+    EXCHANGES,
+    Exchange,
+    ExchangeBlocks,
+    PreparedPairs,
+    count_components,
+    make_seed,
+    prepare_pairs,
+)
 from diptych.stats._tables import component_frame, format_components, format_p
+
+Method: TypeAlias = Literal["conditional", "stepwise"]
+METHODS: tuple[Method, ...] = ("conditional", "stepwise")
 
 REAL = 0.05
 """A removed component counts as real, not as due to chance, if its corrected p-value is at most this."""
@@ -27,7 +48,8 @@ REAL = 0.05
 class PermutationTest:
     """p-values of canonical correlations; see ``permutation_test``.
 
-    ``print`` shows a table, and ``to_frame`` returns it as a pandas DataFrame.
+    ``print`` shows a table, ``to_frame`` returns it as a pandas DataFrame, and ``describe`` returns a
+    paragraph for a paper.
 
     Attributes
     ----------
@@ -35,21 +57,43 @@ class PermutationTest:
         The observed correlations Σ: the singular values of the regularised T, descending.
     p_values
         Of each correlation, with the earlier components removed.
+    standard_errors
+        Monte Carlo standard error of each p-value: how much it differs between seeds. About 1/√n_permutations
+        times √(p(1 − p)) for the first component, and more for later ones, whose permutations are drawn in
+        chains.
     p_corrected
         The largest p-value up to each component. If the components are taken in order up to the first one
         above α, the probability that any of them is a false discovery is α at most.
     null
         Permutations × components: the largest correlation of what remains, under permutation.
-    n_permutations, random_state
+    n_permutations, random_state, method
+        As given.
+    n_covariates
+        Number of covariates that are neither constant nor combinations of others.
+    n_pairs, n_features
+        Number of pairs, and of the features of X and of Y.
+    filters
+        The regularisation of X and of Y.
+    has_blocks
+        Whether blocks were given.
+    exchange
         As given.
     """
 
     correlations: Floats
     p_values: Floats
+    standard_errors: Floats
     p_corrected: Floats
     null: Floats
     n_permutations: int
     random_state: int | None
+    method: Method
+    n_covariates: int
+    n_pairs: int
+    n_features: tuple[int, int]
+    filters: Filters
+    has_blocks: bool
+    exchange: Exchange
 
     def __str__(self) -> str:
         columns = self._columns()
@@ -58,13 +102,68 @@ class PermutationTest:
             "null mean": columns["null_mean"],
             "null 95 %": columns["null_95"],
             "p": map(format_p, self.p_values),
+            "std. error": map(format_p, self.standard_errors),
             "p corrected": map(format_p, self.p_corrected),
         }
-        return f"Permutation test, {self.n_permutations:,} permutations\n{format_components(cells)}"
+        removed = f" without {count(self.n_covariates, 'covariate')}" if self.n_covariates else ""
+        return f"Permutation test, {self.n_permutations:,} permutations{removed}\n{format_components(cells)}"
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each component."""
         return component_frame(self._columns())
+
+    def describe(self, alpha: float = 0.05) -> str:
+        """Return what was done and found as a paragraph for a paper; ``alpha`` is the level of significance.
+
+        >>> from sklearn.datasets import load_linnerud
+        >>> from diptych.stats import permutation_test
+        >>> exercises, physiology = load_linnerud(return_X_y=True)
+        >>> print(permutation_test((0, 0), physiology, exercises).describe()[:85])
+        Canonical correlations of two views (3 and 3 features) of 20 pairs were computed with
+        """
+        alpha = check_number(alpha, "alpha")
+        if not 0.0 < alpha < 1.0:
+            raise InputError(f"alpha={alpha} is not between 0 and 1; give for example 0.05.")
+        sentences = [
+            "Canonical correlations of two views "
+            f"({self.n_features[0]:,} and {self.n_features[1]:,} features) of "
+            f"{count(self.n_pairs, 'pair')} were computed {_describe_filters(self.filters)}."
+        ]
+        if self.n_covariates:
+            sentences.append(
+                "Both views were projected onto the dimensions that an intercept and "
+                f"{count(self.n_covariates, 'covariate')} leave, and permuted there (Theil, 1965; Huh and "
+                "Jhun, 2001; Winkler et al., 2020)."
+            )
+        within = " within blocks" if self.has_blocks and self.exchange != "blocks" else ""
+        noun = {"rows": "pairs", "shift": "pairs by circular shifts", "blocks": "whole blocks of pairs"}
+        sentences.append(
+            f"The correlations were tested by {count(self.n_permutations, 'permutation')} of the "
+            f"{noun[self.exchange]}{within}, with the largest correlation (Roy's root) as statistic."
+        )
+        if len(self.p_values) > 1:
+            sentences.append(_DESCRIPTIONS[self.method])
+        sentences.append(
+            "The p-value is the share of permutations, the observed one included, whose correlation is at "
+            "least as large; the corrected p-value of a component is the largest up to it."
+        )
+        n_found = int(np.count_nonzero(self.p_corrected <= alpha))
+        tested = count(len(self.p_values), "component")
+        results = "; ".join(
+            f"component {at + 1}: {self.correlations[at]:.3f}, corrected p = {self._format_p(at)}"
+            for at in range(max(1, n_found))
+        )
+        verb = "was" if n_found == 1 else "were"
+        error = np.max(self.standard_errors[: max(1, n_found)])
+        sentences.append(
+            f"Of {tested}, {n_found or 'none'} {verb} significant at {100 * alpha:g} % ({results}; "
+            f"Monte Carlo standard error at most {error:.4f})."
+        )
+        return " ".join(sentences)
+
+    def _format_p(self, at: int) -> str:
+        """Return a corrected p-value with as many decimals as the permutations resolve."""
+        return f"{self.p_corrected[at]:.{max(3, len(str(self.n_permutations)))}f}"
 
     def _columns(self) -> dict[str, Floats]:
         return {
@@ -72,8 +171,31 @@ class PermutationTest:
             "null_mean": self.null.mean(axis=0),
             "null_95": np.quantile(self.null, 0.95, axis=0),
             "p_value": self.p_values,
+            "standard_error": self.standard_errors,
             "p_corrected": self.p_corrected,
         }
+
+
+_DESCRIPTIONS = {
+    "conditional": (
+        "Each later component was tested with the earlier ones removed, given their correlations: what "
+        "remains of both views was split by the intercept and the removed variates of both, the parts along "
+        "these were held fixed, and the others were permuted in an orthonormal basis (Theil, 1965). "
+        "Permutations had weights from the joint density of the correlations given the removed ones (Glynn "
+        "and Muirhead, 1978), where a removed component counts as real if its corrected p-value is at most "
+        f"{REAL}, and were drawn by Metropolis chains around the observed one (Besag and Clifford, 1989)."
+    ),
+    "stepwise": (
+        "Each later component was tested with the earlier canonical variates left out of both views (Winkler "
+        "et al., 2020)."
+    ),
+}
+
+
+def _describe_filters(filters: Filters) -> str:
+    if all(filter == Tikhonov(0.0) for filter in filters):
+        return "without regularisation"
+    return f"with regularisation ({filters[0]} for X, {filters[1]} for Y)"
 
 
 def permutation_test(
@@ -82,9 +204,12 @@ def permutation_test(
     y: Any,
     pairing: Any = None,
     *,
+    covariates: Any = None,
     n_permutations: int = 1000,
+    method: Method | None = None,
     random_state: int | None = 0,
     blocks: Any = None,
+    exchange: Exchange = "rows",
     n_components: int | None = None,
     task: Task = "search",
     engine: Engine | None = None,
@@ -106,13 +231,32 @@ def permutation_test(
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. A row of X keeps its rows of Y together, and changes places only with
         rows of X that have as many.
+    covariates
+        What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. The test
+        is then of the partial correlations, of what a regression on the covariates leaves of both views (and
+        of each row's mean, where it has several rows of Y). Give the views as they are: see Notes. Not
+        together with ``blocks``.
     n_permutations
         Number of permutations; the smallest possible p-value is 1 / (n_permutations + 1).
+    method
+        How components after the first are tested. ``"conditional"``: given the correlations of the removed
+        ones, as the notes say. ``"stepwise"``: as Winkler et al. (2020) do, where rows of what remains are
+        permuted as if they were free, but with the largest correlation as statistic where they take Wilks' Λ.
+        With many features that rejects too often beside a real component, and too rarely beside one that is
+        due to chance. None: ``"conditional"`` where rows are exchanged, otherwise ``"stepwise"``.
     random_state
         Seeds the permutations, which are the same whatever the engine.
     blocks
         One label per row of X, such as the subject: rows change places only within their block. For repeated
-        measures. Whole blocks are not exchanged with each other.
+        measures.
+    exchange
+        What changes places. ``"rows"``: any rows, or those of a block, which have to be independent.
+        ``"shift"``: rows of X, in the order of time, move along Y in a circle, in each block by a number of
+        their own. That keeps the serial dependence within each view: for stationary time series that are long
+        beside their dependence. n rows have n shifts, so no p-value is much below 1/n. ``"blocks"``: whole
+        blocks change places with others of the same size, and rows keep their order inside: for series in
+        pieces that do not depend on each other, such as scans. The last two are not supported together with
+        ``covariates``.
     n_components
         The first components; None: at most 10.
     task
@@ -142,17 +286,28 @@ def permutation_test(
     the earlier ones are due to chance.
 
     Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
-    keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). The weights are exact for
+    keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). Neighbours in a chain are
+    alike, so these p-values differ more between seeds than those of as many independent permutations:
+    ``standard_errors`` says how much, and more permutations make it less. The weights are exact for
     unrelated Gaussian views without regularisation; with heavy tails or small blocks, p-values of later
     components are too small, but not the corrected ones. ``benchmarks/permutation.py calibrate`` measures how
     p-values are distributed.
 
+    An intercept and c covariates leave n − 1 − c dimensions. Residuals of both views are orthogonal to the
+    covariates, and permuted residuals are not: views from which covariates were regressed out beforehand are
+    not exchangeable, and their test rejects far too often. With ``covariates``, also the first test permutes
+    both views in an orthonormal basis of those n − 1 − c dimensions (Theil, 1965; Huh and Jhun, 2001; Winkler
+    et al., 2020), and nothing is centred again. That is exact for Gaussian errors with any covariates, and
+    approximate for others.
+
     References
     ----------
-    Winkler, Renaud, Smith and Nichols (2020), "Permutation inference for canonical correlation analysis",
-    NeuroImage 220. Glynn and Muirhead (1978), "Inference in canonical correlation analysis", Journal of
-    Multivariate Analysis 8. Besag and Clifford (1989), "Generalized Monte Carlo significance tests",
-    Biometrika 76.
+    Theil (1965), "The analysis of disturbances in regression analysis", Journal of the American Statistical
+    Association 60. Huh and Jhun (2001), "Random permutation testing in multiple linear regression",
+    Communications in Statistics 30. Winkler, Renaud, Smith and Nichols (2020), "Permutation inference for
+    canonical correlation analysis", NeuroImage 220. Glynn and Muirhead (1978), "Inference in canonical
+    correlation analysis", Journal of Multivariate Analysis 8. Besag and Clifford (1989), "Generalized Monte
+    Carlo significance tests", Biometrika 76.
 
     Examples
     --------
@@ -166,47 +321,134 @@ def permutation_test(
     True
     """
     check_count(n_permutations, "n_permutations")
+    exchange = check_exchange(exchange, method, blocks, covariates)
+    method = method or ("conditional" if exchange == "rows" else "stepwise")
+    check_choice(method, METHODS, "method")
     check_seed(random_state)
+    if covariates is not None and blocks is not None:
+        raise InputError(
+            "covariates and blocks are not supported together: rows that covariates are projected out of no "
+            "longer belong to one block; give one of them."
+        )
     with one_blas_thread(), progress_bar("permutation test", verbose):
-        pairs = prepare_pairs(model, X, y, pairing, task, device)
-        whitened = _whiten_pairs(pairs, blocks)
-        _check_free(pairs, len(whitened.blocks.labels))
+        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates)
+        whitened = _whiten_pairs(pairs, blocks, exchange)
+        if exchange == "rows" and blocks is None:
+            _warn_if_serial(pairs)
+        _check_free(pairs, whitened.free_rows)
         whitened.blocks.check()
         rotated, correlations = whitened.rotate()
         # Above rounding error, and with rows left to permute.
         above_rounding = int(np.count_nonzero(correlations > correlations[0] * 1e-10))
-        most = max(1, min(above_rounding, (len(whitened.blocks.labels) - 1) // 2))
+        most = max(1, min(above_rounding, whitened.free_rows // 2))
         n_components = count_components(n_components, most)
         seed = make_seed(random_state)
-        null, p_values = np.empty((n_permutations, n_components)), np.empty(n_components)
+        null = np.empty((n_permutations, n_components))
+        p_values, standard_errors = np.empty(n_components), np.empty(n_components)
         with progress_bar("permuting") as progress:
             for k in range(n_components):
-                remainder = _remove(rotated, correlations, np.maximum.accumulate(p_values[:k]))
-                null[:, k] = draw_largest(
+                remainder = _remove(rotated, correlations, np.maximum.accumulate(p_values[:k]), method)
+                chains = draw_largest(
                     remainder,
                     n_permutations,
-                    [seed, k],
+                    [seed, 0 if method == "stepwise" else k],  # stepwise: the same at each step
                     engine,
                     device,
                     lambda share, k=k: progress((k + share) / n_components),  # type: ignore[misc]
                 )
-                above = np.count_nonzero(null[:, k] >= correlations[k] * (1 - TIE))
-                p_values[k] = (1 + above) / (1 + n_permutations)
+                null[:, k] = np.concatenate(chains)
+                least = correlations[k] * (1 - TIE)
+                p_values[k] = (1 + np.count_nonzero(null[:, k] >= least)) / (1 + n_permutations)
+                standard_errors[k] = standard_error(chains, least)
     p_corrected = np.maximum.accumulate(p_values)
     correlations = correlations[:n_components]
-    return PermutationTest(correlations, p_values, p_corrected, null, n_permutations, random_state)
+    return PermutationTest(
+        correlations,
+        p_values,
+        standard_errors,
+        p_corrected,
+        null,
+        n_permutations,
+        random_state,
+        method,
+        pairs.n_covariates,
+        pairs.spectra.count,
+        (int(pairs.x.shape[1]), int(pairs.y.shape[1])),
+        pairs.filters,
+        blocks is not None,
+        exchange,
+    )
 
 
-def _check_free(pairs: PreparedPairs, rows: int) -> None:
+def check_exchange(exchange: object, method: object, blocks: Any, covariates: Any) -> Exchange:
+    """Return ``exchange`` if it is one, and goes with the other settings."""
+    check_choice(exchange, EXCHANGES, "exchange")
+    if exchange == "rows":
+        return "rows"
+    if exchange == "blocks" and blocks is None:
+        raise InputError("exchange='blocks' exchanges whole blocks; give blocks, one label per row of X.")
+    if covariates is not None:
+        raise InputError(
+            f"exchange={exchange!r} and covariates are not supported together: rows that covariates are "
+            "projected out of no longer follow each other in time; give one of them."
+        )
+    if method == "conditional":
+        raise InputError(
+            f"method='conditional' assumes independent rows; with exchange={exchange!r} give "
+            "method='stepwise', or None."
+        )
+    return "shift" if exchange == "shift" else "blocks"
+
+
+def lag_correlation(view: Floats) -> float:
+    """Return how alike neighbouring rows are: the lag-1 autocorrelation of the features, on average.
+
+    >>> import numpy as np
+    >>> round(lag_correlation(np.array([[1.0], [2.0], [3.0], [4.0]])), 3)
+    0.25
+    """
+    view = view - view.mean(axis=0)
+    squares = np.sum(view * view, axis=0)
+    products = np.sum(view[1:] * view[:-1], axis=0)
+    varies = squares > 1e-20 * np.max(squares)
+    return float(np.mean(products[varies] / squares[varies]))
+
+
+def _warn_if_serial(pairs: PreparedPairs) -> None:
+    """Warn if neighbouring rows depend on each other in both views, as in time series.
+
+    The lag-1 autocorrelation of n independent rows is about −1/n with a standard deviation of 1/√n, or less
+    if it is the mean of several features; more than 3/√n in both views, with the same sign, is not due to
+    chance, and makes the correlations of unrelated views vary more than those of permuted ones (Bartlett,
+    1935).
+    """
+    rows, n_x = np.unique(to_numpy(pairs.pairing)), int(pairs.x.shape[0])
+    x = to_numpy(pairs.x)[rows].astype(np.float64)
+    y = to_numpy(group_sum(pairs.y, pairs.pairing, n_x)).astype(np.float64)[rows]
+    y /= np.bincount(to_numpy(pairs.pairing), minlength=n_x)[rows, None]
+    lags = lag_correlation(x), lag_correlation(y)
+    if lags[0] * lags[1] > 0 and min(map(abs, lags)) > 3.0 / len(rows) ** 0.5:
+        warnings.warn(
+            f"neighbouring rows depend on each other in both views (lag-1 autocorrelations {lags[0]:.2f} and "
+            f"{lags[1]:.2f}), but rows that change places have to be independent: p-values of a time series "
+            "are far too small; give exchange='shift', or exchange='blocks' and blocks. If the rows are only "
+            "sorted, shuffle the pairs.",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def _check_free(pairs: PreparedPairs, free_rows: int) -> None:
     """Raise an error if the correlations would be the same whatever the pairing."""
-    ones, free_x, free_y = forced_ones(pairs.spectra, *pairs.filters)
-    count = pairs.spectra.count
+    spectra = pairs.free_spectra
+    ones, free_x, free_y = forced_ones(spectra, *pairs.filters)
     # A view without regularisation that spans all there is, is only rotated by a permutation.
-    if ones or free_x >= rows - 1 or free_y >= count - 1:
+    if ones or free_x >= free_rows or free_y >= spectra.count - 1:
+        removed = f" without {count(pairs.n_covariates, 'covariate')}" if pairs.n_covariates else ""
         raise InputError(
             f"the correlations are the same whatever the pairing, so there is nothing to test: {free_x} and "
-            f"{free_y} directions without regularisation are too many for {count} pairs; regularise, or give "
-            "fewer features."
+            f"{free_y} directions without regularisation are too many for {pairs.spectra.count} "
+            f"pairs{removed}; regularise, or give fewer features."
         )
 
 
@@ -215,13 +457,19 @@ class WhitenedPairs:
     """Whitened views, one row for each row of X that has pairs, such that T = ``a.T @ b``.
 
     Row i of X has c rows of Y: ``a`` has √c times the row, and ``b`` the sum of the others over √c. Both are
-    orthogonal to ``mean``, the √c of all rows at length 1.
+    orthogonal to ``removed``, an orthonormal basis of intercept and covariates: the √c of all rows at length
+    1, and √c times the scores of the covariates.
     """
 
     a: Array
     b: Array
-    mean: Array
+    removed: Array
     blocks: ExchangeBlocks
+
+    @property
+    def free_rows(self) -> int:
+        """The dimensions that intercept and covariates leave."""
+        return int(self.removed.shape[0] - self.removed.shape[1])
 
     def rotate(self) -> tuple[WhitenedPairs, Floats]:
         """Return the views in the coordinates of the canonical variates, and the correlations of those."""
@@ -231,7 +479,7 @@ class WhitenedPairs:
         return rotated, to_numpy(sigma)
 
 
-def _whiten_pairs(pairs: PreparedPairs, blocks: Any) -> WhitenedPairs:
+def _whiten_pairs(pairs: PreparedPairs, blocks: Any, exchange: Exchange = "rows") -> WhitenedPairs:
     spectra, n_x = pairs.spectra, int(pairs.x.shape[0])
     filter_x, filter_y = pairs.filters
     x = _whiten(filter_x, pairs.x, spectra.x_mean, spectra.s_x, spectra.v_x)
@@ -239,12 +487,13 @@ def _whiten_pairs(pairs: PreparedPairs, blocks: Any) -> WhitenedPairs:
     xp = namespace(x)
     counts = count_groups(pairs.pairing, n_x)
     rows = xp.nonzero(counts > 0)[0]
-    root = xp.sqrt(xp.astype(counts[rows], xp.float64))
+    root = xp.sqrt(xp.astype(counts[rows], xp.float64))[:, None]
+    scores = move_like(pairs.scores, x)[rows, :]
     return WhitenedPairs(
-        x[rows, :] * root[:, None],
-        group_sum(y, pairs.pairing, n_x)[rows, :] / root[:, None],
-        root / xp.linalg.vector_norm(root),
-        ExchangeBlocks.of_pairs(blocks, pairs.pairing, n_x),
+        x[rows, :] * root,
+        group_sum(y, pairs.pairing, n_x)[rows, :] / root,
+        xp.concat([root / xp.linalg.vector_norm(root), root * scores], axis=1),
+        ExchangeBlocks.of_pairs(blocks, pairs.pairing, n_x, exchange),
     )
 
 
@@ -256,20 +505,27 @@ def _whiten(filter: AnyFilter, view: Array, mean: Array, s: Array, v: Array) -> 
     return multiply(xp.astype(view, xp.float64) - xp.astype(mean, xp.float64), weights)
 
 
-def _remove(rotated: WhitenedPairs, correlations: Floats, p_corrected: Floats) -> Remainder:
+def _remove(
+    rotated: WhitenedPairs, correlations: Floats, p_corrected: Floats, method: Method = "conditional"
+) -> Remainder:
     r"""Return what remains of rotated views without the first components, which have these p-values.
 
-    With Z an orthonormal basis of 1, u and v, the other parts of the views are permuted in the basis
-    :math:`Q = M S (S^\top M S)^{-1/2}`, :math:`M = I - ZZ^\top`, where S leaves out as many rows as Z has
-    columns: those by which it is best determined. Then :math:`Q^\top A = (S^\top M S)^{-1/2} S^\top M A`.
+    With Z an orthonormal basis of 1, covariates, u and v, the other parts of the views are permuted in the
+    basis :math:`Q = M S (S^\top M S)^{-1/2}`, :math:`M = I - ZZ^\top`, where S leaves out as many rows as Z
+    has columns: those by which it is best determined. Then :math:`Q^\top A = (S^\top M S)^{-1/2} S^\top M A`.
+    Without covariates, the first component needs no basis, because permutations leave 1 as it is. Stepwise, Z
+    is that of the first component for all.
     """
     k = len(p_corrected)
-    if k == 0:
-        return Remainder(rotated.a, rotated.b, rotated.blocks)
+    is_conditional = k > 0 and method == "conditional"
+    if not is_conditional and rotated.removed.shape[1] == 1:
+        return Remainder(rotated.a[:, k:], rotated.b[:, k:], rotated.blocks)
     import scipy.linalg
 
     xp = namespace(rotated.a)
-    nuisance = xp.concat([rotated.mean[:, None], rotated.a[:, :k], rotated.b[:, :k]], axis=1)
+    nuisance = rotated.removed
+    if is_conditional:
+        nuisance = xp.concat([nuisance, rotated.a[:, :k], rotated.b[:, :k]], axis=1)
     z = xp.linalg.qr(nuisance / xp.linalg.vector_norm(nuisance, axis=0))[0]
     pivots = scipy.linalg.qr(to_numpy(z).T, mode="r", pivoting=True)[1]
     kept = np.sort(pivots[z.shape[1] :])
@@ -289,5 +545,7 @@ def _remove(rotated: WhitenedPairs, correlations: Floats, p_corrected: Floats) -
 
     (a, along_a), (b, along_b) = split(rotated.a[:, k:]), split(rotated.b[:, k:])
     powers = np.where(p_corrected <= REAL, 0.5, 1.0)
-    blocks = ExchangeBlocks(rotated.blocks.labels[kept])
+    blocks = ExchangeBlocks(rotated.blocks.labels[kept])  # other exchanges are stepwise, without a basis
+    if not is_conditional:
+        return Remainder(a, b, blocks)
     return Remainder(a, b, blocks, along_a.T @ along_b, correlations[:k] ** 2, powers)

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError
+from diptych._checks import InputError, count
 from diptych._threads import multiply
 from diptych.cca import CanonicalModel, Spectra, Tikhonov, TruncatedSVD, regularized_cca
 from diptych.cca._canonical import check_components, forced_ones
-from diptych.cca._filters import AnyFilter, Filters, scale_filter
+from diptych.cca._filters import AnyFilter, scale_filter
 from diptych.cca._spectra import decompose_gram
 from diptych.cca.selection._grids import select_rows
+from diptych.stats._covariates import CovariateBasis
 from diptych.stats._pairs import Ints, PreparedPairs, ResampledBlocks
 
 BLOCK_BYTES = 2**26
@@ -46,12 +47,13 @@ class ResampledView:
 
 @dataclass(frozen=True, eq=False)
 class ResampledPairs:
-    """Two views whose pairs are resampled by block."""
+    """Two views whose pairs are resampled by block, and the scores of covariates of the rows of X."""
 
     x: ResampledView
     y: ResampledView
     pairing: Array
     blocks: ResampledBlocks
+    scores: Floats
 
 
 class RefittedView(NamedTuple):
@@ -76,12 +78,13 @@ def prepare_resamples(
     """Return the pairs as they are resampled, with the variates of the estimate to align with."""
     spectra, (filter_x, filter_y) = pairs.spectra, pairs.filters
     resampled_blocks = ResampledBlocks.of_pairs(blocks, pairs.pairing, int(pairs.x.shape[0]), seed)
-    _check_distinct(spectra, pairs.filters)
+    _check_distinct(pairs)
     return ResampledPairs(
         _prepare_view(pairs.x, spectra.x_mean, spectra.s_x, spectra.v_x, filter_x, estimate.x_weights),
         _prepare_view(pairs.y, spectra.y_mean, spectra.s_y, spectra.v_y, filter_y, estimate.y_weights),
         pairs.pairing,
         resampled_blocks,
+        pairs.scores,
     )
 
 
@@ -102,15 +105,16 @@ def _prepare_view(
     return ResampledView(centred, multiply(centred, v), s, v, v, filter, reference)
 
 
-def _check_distinct(spectra: Spectra, filters: Filters) -> None:
+def _check_distinct(pairs: PreparedPairs) -> None:
     """Raise an error if correlations of the model, or of its resamples, are 1 whatever the data."""
-    distinct = _SHARE_DISTINCT * spectra.count
-    ones, free_x, free_y = forced_ones(spectra, *filters)
-    if ones or free_x + free_y > distinct - 1:
+    distinct = _SHARE_DISTINCT * pairs.spectra.count
+    ones, free_x, free_y = forced_ones(pairs.free_spectra, *pairs.filters)
+    if ones or free_x + free_y > distinct - 1 - pairs.n_covariates:
+        removed = f" and {count(pairs.n_covariates, 'covariate')}" if pairs.n_covariates else ""
         raise InputError(
-            f"a resample of {spectra.count} pairs has about {distinct:.0f} different ones, too few for "
-            f"{free_x} and {free_y} directions without regularisation: correlations would be 1 whatever the "
-            "data; regularise more."
+            f"a resample of {pairs.spectra.count} pairs has about {distinct:.0f} different ones, too few for "
+            f"{free_x} and {free_y} directions without regularisation{removed}: correlations would be 1 "
+            "whatever the data; regularise more."
         )
 
 
@@ -118,14 +122,20 @@ def refit_resamples(pairs: ResampledPairs, numbers: range) -> list[RefittedModel
     """Return the models of the resamples with these numbers."""
     counts = np.stack([pairs.blocks.draw(number) for number in numbers])
     owners = to_numpy(pairs.pairing)
-    pairs_per_row = np.bincount(owners, minlength=counts.shape[1])
-    lengths_x = _feature_lengths(pairs.x.centred, counts * pairs_per_row)
-    lengths_y = _feature_lengths(pairs.y.centred, counts[:, owners])
-    return [_refit(pairs, *resample) for resample in zip(counts, lengths_x, lengths_y, strict=True)]
+    weights = counts * np.bincount(owners, minlength=counts.shape[1])
+    # Each resample has a regression on the covariates of its own.
+    scores = [CovariateBasis.fit(pairs.scores, of_rows).scores(pairs.scores) for of_rows in weights]
+    lengths_x = _feature_lengths(pairs.x.centred, weights, scores)
+    lengths_y = _feature_lengths(pairs.y.centred, counts[:, owners], [rows[owners] for rows in scores])
+    return [_refit(pairs, *resample) for resample in zip(counts, scores, lengths_x, lengths_y, strict=True)]
 
 
-def _feature_lengths(centred: Array, weights: Floats) -> Floats:
-    """Return the lengths of the features, centred, for each row of weights; NaN for a constant feature."""
+def _feature_lengths(centred: Array, weights: Floats, scores: list[Floats]) -> Floats:
+    """Return the lengths of what intercept and scores leave of the features, for each row of weights.
+
+    NaN for a feature of which nothing is left.
+    """
+    products = [move_like(rows.T * of_rows, centred) for rows, of_rows in zip(scores, weights, strict=True)]
     weights = move_like(weights, centred)
     step = max(1, BLOCK_BYTES // (8 * int(centred.shape[0])))
     parts = []
@@ -133,14 +143,19 @@ def _feature_lengths(centred: Array, weights: Floats) -> Floats:
         part = centred[:, start : start + step]
         sums, squares = to_numpy(multiply(weights, part)), to_numpy(multiply(weights, part * part))
         spread = squares - sums * sums / to_numpy(weights).sum(axis=1)[:, None]
+        if scores[0].shape[1]:
+            spread -= np.stack([(to_numpy(multiply(rows, part)) ** 2).sum(axis=0) for rows in products])
         parts.append(np.sqrt(np.where(spread > 1e-12 * squares, spread, np.nan)))
     return np.concatenate(parts, axis=1)
 
 
-def _refit(pairs: ResampledPairs, counts: Floats, lengths_x: Floats, lengths_y: Floats) -> RefittedModel:
+def _refit(
+    pairs: ResampledPairs, counts: Floats, scores: Floats, lengths_x: Floats, lengths_y: Floats
+) -> RefittedModel:
     """Fit the pairs of rows of X that are drawn ``counts`` times, and align the model with the estimate.
 
-    ``lengths_x`` and ``lengths_y`` are those of the features.
+    ``scores`` are those of the covariates in the resample, ``lengths_x`` and ``lengths_y`` those of the
+    features.
     """
     x, y = pairs.x, pairs.y
     xp = namespace(x.rows)
@@ -150,8 +165,10 @@ def _refit(pairs: ResampledPairs, counts: Floats, lengths_x: Floats, lengths_y: 
     pairs_per_row = xp.astype(count_groups(pairing, n_x), xp.float64)
     weights_x, weights_y = times[rows_x] * pairs_per_row, times[pairs.pairing[rows_y]]
     count = float(xp.sum(weights_y))
-    s_x, v_x, left_x, turn_x = _decompose(x.rows[rows_x, :], weights_x, count, "X")
-    s_y, v_y, left_y, turn_y = _decompose(y.rows[rows_y, :], weights_y, count, "Y")
+    scores_x = move_like(scores, x.rows)
+    scores_x, scores_y = scores_x[rows_x, :], scores_x[pairs.pairing[rows_y], :]
+    s_x, v_x, left_x, turn_x = _decompose(x.rows[rows_x, :], weights_x, scores_x, "X")
+    s_y, v_y, left_y, turn_y = _decompose(y.rows[rows_y, :], weights_y, scores_y, "Y")
     if not np.array_equal(to_numpy(pairing), np.arange(n_x)):
         # Row i of X stands for c pairs: √(wc) x and √w y, so w·x·y is their product by √c.
         left_x = left_x / xp.sqrt(pairs_per_row)[:, None]
@@ -190,15 +207,18 @@ def _refit(pairs: ResampledPairs, counts: Floats, lengths_x: Floats, lengths_y: 
 
 
 def _decompose(
-    rows: Array, weights: Array, count: float, name: str
+    rows: Array, weights: Array, scores: Array, name: str
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Return singular values and right singular vectors of weighted, centred rows, from the smaller Gram.
+    """Return singular values and right singular vectors of weighted rows, from the smaller Gram matrix.
 
+    Rows are what is left by an intercept and by the ``scores`` of covariates, orthonormal with the weights.
     And ``left`` and ``turn``: the rows in the singular directions are ``left @ turn``, or ``left`` if turn is
     None. ``rows`` are changed in place.
     """
     xp = namespace(rows)
-    rows -= (weights @ rows) / count
+    rows -= (weights @ rows) / xp.sum(weights)
+    if scores.shape[1]:
+        rows -= scores @ ((scores.T * weights) @ rows)
     rows *= xp.sqrt(weights)[:, None]
     if rows.shape[0] < rows.shape[1]:
         s, u = decompose_gram(rows @ rows.T, "float64", name)

@@ -1,0 +1,127 @@
+"""Covariates: what they explain of both views is regressed out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diptych._arrays import Array, Floats, move_like, namespace, to_numpy
+from diptych._checks import InputError, check_view, second_view
+
+_EXPLAINED = 16
+"""A feature is explained if no more of it is left than so many times the rounding error of its values."""
+
+
+def check_covariates(covariates: Any, n_x: int) -> Floats | None:
+    """Return the covariates of each row of X in float64; None if there are none."""
+    if covariates is None:
+        return None
+    values: Floats = to_numpy(check_view(second_view(covariates), "covariates")).astype(np.float64)
+    if len(values) != n_x:
+        raise InputError(
+            f"covariates has {len(values)} rows; expected one for each of the {n_x} rows of X, also where "
+            "several rows of Y belong to one row of X."
+        )
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class CovariateBasis:
+    r"""Orthonormal combinations of centred covariates Z.
+
+    ``scores(covariates)`` are :math:`(Z - \mu) D`, one column for each dimension that Z spans beside the
+    intercept: with the weights w of the rows, :math:`\sum_i w_i\, s_i s_i^\top = I` and
+    :math:`\sum_i w_i s_i = 0`. Constant columns and combinations of others add no dimension.
+    """
+
+    mean: Floats
+    directions: Floats
+
+    @classmethod
+    def fit(cls, covariates: Floats, weights: Floats) -> CovariateBasis:
+        """Return the basis of rows with these weights, by an SVD of the standardised covariates."""
+        epsilon, total = np.finfo(np.float64).eps, weights.sum()
+        mean = weights @ covariates / total
+        mean = mean + weights @ (covariates - mean) / total  # what rounding left of a large mean
+        centred = (covariates - mean) * np.sqrt(weights)[:, None]
+        lengths = np.linalg.norm(centred, axis=0)
+        noise = 4 * epsilon * np.abs(mean) * total**0.5
+        varies = lengths > noise
+        lengths = np.where(varies, lengths, 1.0)
+        _, s, vt = np.linalg.svd(np.where(varies, centred / lengths, 0.0), full_matrices=False)
+        limit = max(centred.shape) * epsilon * np.max(s, initial=0.0) + np.max(
+            noise / lengths, where=varies, initial=0.0
+        )
+        kept = s > limit
+        return cls(mean, vt[kept].T / s[kept] / lengths[:, None])
+
+    def scores(self, covariates: Floats) -> Floats:
+        """Return the orthonormal combinations for rows of covariates."""
+        scores: Floats = (covariates - self.mean) @ self.directions
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """The regression of a view on an intercept and the scores of covariates."""
+
+    intercept: Array
+    slopes: Array
+
+    @classmethod
+    def fit(cls, view: Array, scores: Floats, weights: Floats, name: str) -> tuple[Regression, Array]:
+        """Return the regression of rows with these weights, and its residuals; 0 for what is explained."""
+        xp = namespace(view)
+        epsilon = float(xp.finfo(view.dtype).eps)
+        view = xp.astype(view, xp.float64)
+        scores_, weights_ = move_like(scores, view), move_like(weights, view)
+        products, total = scores_.T * weights_, float(weights.sum())
+        intercept, slopes, residuals = 0.0, 0.0, view
+        for _ in range(2):  # the second time removes what rounding left
+            mean = (weights_ @ residuals) / total
+            residuals = residuals - mean
+            slope = products @ residuals
+            residuals = residuals - scores_ @ slope
+            intercept, slopes = intercept + mean, slopes + slope
+        size = xp.sqrt(weights_ @ (view * view))
+        left = xp.sqrt(weights_ @ (residuals * residuals))
+        is_left = left > _EXPLAINED * (1 + scores.shape[1]) ** 0.5 * epsilon * size
+        if not bool(xp.any(is_left)):
+            raise InputError(
+                f"the covariates explain {name} completely, so nothing is left to correlate; give fewer "
+                "covariates, or other features."
+            )
+        return cls(intercept, slopes), xp.where(is_left, residuals, xp.zeros_like(residuals))
+
+    def residuals(self, view: Array, scores: Floats) -> Array:
+        """Return what the regression leaves of other rows of the view."""
+        xp = namespace(view)
+        return (
+            xp.astype(view, xp.float64) - self.intercept - move_like(scores, view, xp.float64) @ self.slopes
+        )
+
+
+def regress_out(
+    x: Array, y: Array, pairing: Array, covariates: Floats
+) -> tuple[tuple[Regression, Regression], CovariateBasis, tuple[Array, Array]]:
+    r"""Regress the covariates of the rows of X out of both views, over pairs.
+
+    Row j of Y has the covariates of its row of X, which counts once for each of its c rows of Y. The
+    residuals of X, those of the mean of each c rows of Y, and the scores are then those of a regression with
+    the weights c. Returns the regressions of both views, the basis, and the residuals of both views.
+    """
+    owners = to_numpy(pairing)
+    counts = np.bincount(owners, minlength=len(covariates)).astype(np.float64)
+    basis = CovariateBasis.fit(covariates, counts)
+    n_dimensions, n_rows = basis.directions.shape[1], int(np.count_nonzero(counts))
+    if n_dimensions + 1 >= n_rows:
+        raise InputError(
+            f"an intercept and {n_dimensions} independent covariates leave nothing of {n_rows} rows of X; "
+            "give fewer covariates."
+        )
+    scores = basis.scores(covariates)
+    of_x, left_x = Regression.fit(x, scores, counts, "X")
+    of_y, left_y = Regression.fit(y, scores[owners], np.ones(len(owners)), "Y")
+    return (of_x, of_y), basis, (left_x, left_y)
