@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Floats, to_numpy
-from diptych._checks import InputError, Task, check_count, check_number, check_seed
+from diptych._checks import InputError, Task, check_count, check_number, check_seed, order_rows
 from diptych._progress import progress_bar
 from diptych._threads import map_parallel, one_blas_thread
 from diptych.cca import Engine, Spectra, regularized_cca
@@ -197,6 +197,7 @@ def bootstrap(
         n_components = count_components(n_components, check_components(pairs.spectra, *pairs.filters, None))
         _check_memory(pairs.spectra, n_resamples, n_components)
         estimate = regularized_cca(pairs.spectra, *pairs.filters, n_components)
+        blocks = order_rows(blocks, X, "blocks", "X")
         resampled = prepare_resamples(pairs, estimate, blocks, make_seed(random_state))
         with progress_bar("resampling") as progress:
             like, at_once = resampled.x.rows, RESAMPLES_AT_ONCE

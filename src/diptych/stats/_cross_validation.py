@@ -16,6 +16,7 @@ from diptych._checks import (
     check_pair_of_views,
     check_seed,
     check_task,
+    order_rows,
     second_view,
 )
 from diptych._progress import progress_bar
@@ -126,6 +127,7 @@ def cross_validated_correlations(
     estimator = _make_estimator(model, verbose)
     task = check_task(task)
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
+    blocks = order_rows(blocks, X, "blocks", "X")
     if n_components is not None:
         check_count(n_components, "n_components")
     variates_x, variates_y, in_sample = [], [], []

@@ -30,7 +30,7 @@ from diptych._threads import map_parallel
 from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._settings import params_by_task
-from diptych.cca._sklearn import find_names
+from diptych.cca._sklearn import find_names, order_pairs
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
@@ -74,6 +74,7 @@ def prepare_pairs(
     if isinstance(model, AWCCA):
         check_is_fitted(model)
         check_unweighted(model)
+        X, y = order_pairs(vars(model), X, y)
     elif not isinstance(model, tuple | list):
         raise InputError(
             f"{type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."

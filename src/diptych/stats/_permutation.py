@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, Task, check_count, check_seed
+from diptych._checks import InputError, Task, check_count, check_seed, order_rows
 from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
@@ -169,7 +169,7 @@ def permutation_test(
     check_seed(random_state)
     with one_blas_thread(), progress_bar("permutation test", verbose):
         pairs = prepare_pairs(model, X, y, pairing, task, device)
-        whitened = _whiten_pairs(pairs, blocks)
+        whitened = _whiten_pairs(pairs, order_rows(blocks, X, "blocks", "X"))
         _check_free(pairs, len(whitened.blocks.labels))
         whitened.blocks.check()
         rotated, correlations = whitened.rotate()
