@@ -303,15 +303,24 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def fit_transform(
         self, X: Array, y: Array | None = None, pairing: Array | None = None, **fit_params: Any
-    ) -> tuple[Array, Array]:
-        """Fit, and return the vectors of X and of y for ``"search"``, as a pair.
+    ) -> Array:
+        """Fit, and return the vectors of X for ``"search"``, so that a pipeline may go on with them.
 
-        ``fit_params`` are further arguments of ``fit``.
+        Those of both views are ``fit(X, y).transform(X, y)``. ``fit_params`` are further arguments of
+        ``fit``.
+
+        >>> from sklearn.datasets import load_linnerud
+        >>> from sklearn.linear_model import LinearRegression
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from diptych import AWCCA
+        >>> exercises, physiology = load_linnerud(return_X_y=True)
+        >>> steps = AWCCA(params=(1, 1), n_components=2), LinearRegression()
+        >>> make_pipeline(*steps).fit(physiology, exercises).predict(physiology).shape
+        (20, 3)
         """
         if y is None and are_blocks(X):
             raise InputError("fit_transform needs both views as arrays, not blocks; use fit, then transform.")
-        vectors: tuple[Array, Array] = self.fit(X, y, pairing, **fit_params).transform(X, y)
-        return vectors
+        return self.fit(X, y, pairing, **fit_params).transform(X)
 
     @overload
     def transform(
