@@ -246,3 +246,62 @@ def test_names_of_tables_are_in_the_order_of_fit(pair):
     result = bootstrap(model, x[x.columns[::-1]], y, n_resamples=5)
     assert result.feature_names_x == expected.feature_names_x == list(x.columns)
     np.testing.assert_allclose(result.x_loadings.estimate, expected.x_loadings.estimate)
+
+
+def test_parameters_may_be_an_array(pair):
+    x, y = pair
+    expected = fitted(x, y)
+    for params in (np.array(GAMMAS), {"search": np.array(GAMMAS), "annotate": list(GAMMAS)}):
+        model = AWCCA(params=params).fit(x, y)
+        np.testing.assert_array_equal(model.predict(x), expected.predict(x))
+    search = GridSearchCV(AWCCA(), {"params": [np.array([1e4, 1.0]), np.array(GAMMAS)]}, scoring="r2").fit(
+        x, y
+    )
+    np.testing.assert_array_equal(search.best_params_["params"], GAMMAS)
+    for compute in (permutation_test, bootstrap, cross_validated_correlations):
+        assert str(compute(np.array(GAMMAS), x, y)) == str(compute(GAMMAS, x, y))
+
+
+READERS = {
+    "fit": lambda x, y: fitted(x, y),
+    "fit, blocks": lambda x, y: AWCCA(params=GAMMAS).fit([(x, y)]),
+    "permutation_test": lambda x, y: permutation_test(GAMMAS, x, y, n_permutations=5),
+    "cross_validated_correlations": lambda x, y: cross_validated_correlations(GAMMAS, x, y),
+    "classical_tests": classical_tests,
+}
+
+
+@pytest.mark.parametrize("compute", READERS.values(), ids=READERS)
+def test_columns_without_numbers_are_named(pair, compute):
+    x, y = pair
+    for values, shown in (
+        (["m", "f"] * 30, "'m'"),
+        (pd.Categorical(["1", "old"] * 30), "'old'"),
+        (pd.array(["1", "f"] * 30, dtype="string"), "'f'"),
+        (pd.Timestamp("2020-01-01"), r"Timestamp\('2020-01-01 00:00:00'\)"),
+        ([["a", "b"]] * 60, r"\['a', 'b'\]"),
+    ):
+        message = f"X has values that are not numbers in the column 'sex', such as {shown}; encode them"
+        with pytest.raises(InputError, match=message):
+            compute(x.assign(sex=values), y)
+    with pytest.raises(InputError, match="Y has values that are not numbers in the column 'sex', such as"):
+        compute(x, y.assign(sex="m")[["sex"]])
+    compute(x.assign(pulse=x["pulse"].astype(str), age=pd.Categorical([1.5, 2.0] * 30), waist=True), y)
+
+
+@pytest.mark.parametrize("compute", READERS.values(), ids=READERS)
+def test_columns_of_one_name_are_refused(pair, compute):
+    x, y = pair
+    with pytest.raises(InputError, match="X has 2 columns called 'age'; give each column a name"):
+        compute(x.rename(columns={"pulse": "age"}), y)
+    with pytest.raises(InputError, match="Y has 3 columns called 'z'"):
+        compute(x, y.set_axis(["z"] * 3, axis=1))
+
+
+def test_text_columns_of_polars_are_named(pair):
+    polars = pytest.importorskip("polars")
+    x, y = (polars.from_pandas(view) for view in pair)
+    with pytest.raises(InputError, match="not numbers in the column 'sex', such as 'm'"):
+        fitted(x.with_columns(sex=polars.lit("m")), y)
+    with pytest.raises(InputError, match="not numbers in the column 'sex', such as 'm'"):
+        fitted(x, polars.Series("sex", ["m"] * 60))

@@ -254,6 +254,7 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, s
     elif is_sparse(view) or str(getattr(view, "layout", "torch.strided")) != "torch.strided":
         dense = "toarray" if is_sparse(view) else "to_dense"
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.{dense}().")
+    columns = check_column_names(view, name)
     # There is no masked array unless somebody has imported its module.
     if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(view, masked.MaskedArray):
         raise InputError(
@@ -265,8 +266,10 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, s
             view = np.asarray(view)
         except ValueError as error:
             raise InputError(f"{name} could not be read as an array: {error}.") from None
-        if view.dtype == object and (pandas := sys.modules.get("pandas")) is not None:
-            view = np.where(pandas.isna(view), np.nan, view)  # pandas has missing values that are no floats
+        if view.dtype == object:
+            view = np.where(are_missing(view), np.nan, view)  # pandas has missing values that are no floats
+        if columns is not None and view.ndim == 2:
+            _check_number_columns(view, columns, name)
     if view.ndim != 2:
         raise InputError(
             f"{name} has {view.ndim} dimension(s); expected 2 (rows are items, columns are features). "
@@ -288,6 +291,65 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, s
             "give the same features as in fit."
         )
     return view
+
+
+def check_column_names(view: Any, name: str) -> list[Any] | None:
+    """Return the names of the columns of a data frame, which must differ; None for any other view."""
+    columns = getattr(view, "columns", None)
+    if columns is None:
+        return None
+    names = list(columns)
+    if len(set(names)) < len(names):
+        repeated = next(label for label in names if names.count(label) > 1)
+        raise InputError(
+            f"{name} has {names.count(repeated)} columns called {repeated!r}; give each column a "
+            "name that no other has."
+        )
+    return names
+
+
+def _check_number_columns(matrix: Any, columns: list[Any], name: str) -> None:
+    """Raise an error that names the first column of a data frame, as a matrix, that has no numbers."""
+    import numpy as np
+
+    if matrix.dtype.kind not in "OUSmM":
+        return
+    for place, label in enumerate(columns):
+        values = matrix[:, place]
+        try:
+            if matrix.dtype.kind not in "mM":
+                values.astype(np.float64)
+                continue
+        except (TypeError, ValueError):
+            pass
+        value = next((value for value in values if not _is_number(value)), values[0])
+        raise NotNumbersError(
+            f"{name} has values that are not numbers in the column {label!r}, such as {value!r}; encode them "
+            "as numbers (sklearn.preprocessing.OneHotEncoder), or leave the column out."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def are_missing(values: Any) -> Any:
+    """Return where an array of NumPy has missing values, infinity among them."""
+    import numpy as np
+
+    if values.dtype.kind in "mM":
+        return np.isnat(values)
+    if values.dtype.kind == "f":
+        return ~np.isfinite(values)
+    if values.dtype != object:
+        return np.zeros(values.shape, dtype=bool)
+    if (pandas := sys.modules.get("pandas")) is not None:
+        return pandas.isna(values)
+    return np.asarray([value is None or value != value for value in values.flat]).reshape(values.shape)
 
 
 def _as_csr(view: Any) -> Any:

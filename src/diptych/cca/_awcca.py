@@ -97,9 +97,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         Regularisation: Tikhonov (γ added to the squared singular values), truncated SVD (the first k
         directions), Tikhonov with γ = σ²_k at the k of a truncated SVD, or your own ``SpectralFilter``.
     params : pair, dict or None
-        ``(p_x, p_y)`` for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x, p_y)}``: γ's for
-        ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs. None
-        selects them for each task.
+        ``(p_x, p_y)``, a tuple, list or array, for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x,
+        p_y)}``: γ's for ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over
+        pairs. None selects them for each task.
     selection : {"validation", "leave-one-out", "ledoit-wolf", "oas"}
         How ``params`` are selected: by retrieval on validation pairs; by retrieval among training images that
         are each left out in turn (Tikhonov, asymmetric weighting); or, if there is too little data for

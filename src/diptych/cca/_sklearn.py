@@ -11,7 +11,15 @@ from sklearn.utils._set_output import _get_container_adapter
 from sklearn.utils.validation import _get_feature_names, validate_data
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import TASKS, InputError, Task, check_matrix, count, second_view
+from diptych._checks import (
+    TASKS,
+    InputError,
+    Task,
+    check_column_names,
+    check_matrix,
+    count,
+    second_view,
+)
 from diptych.cca._canonical import CanonicalModel
 from diptych.cca._projector import ViewKey
 
@@ -35,11 +43,17 @@ def find_names(X: Any, y: Any) -> dict[str, Any]:
     """Return the names of both views' features, and whether y has one axis, as attributes of the model."""
     plain = not hasattr(y, "columns") and not hasattr(y, "ndim")
     is_vector = getattr(np.asarray(y) if plain else y, "ndim", 2) == 1
-    y_names = _get_feature_names(y)
+    x_names, y_names = _name_columns(X, "X"), _name_columns(y, "Y")
     if is_vector and isinstance(getattr(y, "name", None), str):
         y_names = np.asarray([y.name], dtype=object)
-    names = {"feature_names_in_": _get_feature_names(X), "y_feature_names_in_": y_names}
+    names = {"feature_names_in_": x_names, "y_feature_names_in_": y_names}
     return {name: array for name, array in names.items() if array is not None} | {"_y_is_vector": is_vector}
+
+
+def _name_columns(view: Any, name: str) -> Any:
+    """Return the names of the columns of a data frame; None if they are not strings, or if it is none."""
+    check_column_names(view, name)
+    return _get_feature_names(view)
 
 
 NAME_KEYS: dict[ViewKey, str] = {"x": "feature_names_in_", "y": "y_feature_names_in_"}
@@ -66,7 +80,7 @@ def order_pairs(names: Mapping[str, Any], x: Any, y: Any, kind: str = "") -> tup
 
 
 def _order_by_name(rows: Any, fitted: Sequence[str] | None, owner: str) -> Any:
-    names = _get_feature_names(rows)
+    names = _name_columns(rows, owner)
     if names is None or fitted is None:
         return rows
     if _has_names(rows, fitted):

@@ -20,9 +20,11 @@ from diptych._checks import (
     DataWarning,
     InputError,
     Task,
+    are_missing,
     check_count,
     check_pair_of_views,
     check_task,
+    count,
     second_view,
 )
 from diptych._devices import copy_to_device
@@ -75,7 +77,7 @@ def prepare_pairs(
         check_is_fitted(model)
         check_unweighted(model)
         X, y = order_pairs(vars(model), X, y)
-    elif not isinstance(model, tuple | list):
+    elif not is_pair(model):
         raise InputError(
             f"{type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
         )
@@ -100,6 +102,11 @@ def prepare_pairs(
     filter_x, filter_y = model.models_.filters[task]
     filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
     return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y)
+
+
+def is_pair(model: Any) -> bool:
+    """Return whether a model is given by its parameters ``(γ_x, γ_y)``."""
+    return isinstance(model, tuple | list | np.ndarray)
 
 
 def check_unweighted(model: Any) -> None:
@@ -136,13 +143,23 @@ def block_codes(blocks: Any, n_x: int) -> Ints:
     if blocks is None:
         return np.arange(n_x)
     labels = to_numpy(blocks) if is_array_api_obj(blocks) else np.asarray(blocks)
+    if labels.dtype.kind in "US":
+        labels = np.asarray(blocks, dtype=object)  # or else a missing label among strings becomes one
     if labels.shape != (n_x,):
         raise InputError(
             f"blocks has shape {labels.shape}; expected one label for each of the {n_x} rows of X."
         )
-    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
-        raise InputError("blocks contains NaN or infinity; give a label for every row.")
-    return _number(labels)
+    missing = np.flatnonzero(are_missing(labels))
+    if len(missing):
+        raise InputError(
+            f"blocks has no label for {count(len(missing), 'row')} of X, the first of them row {missing[0]}; "
+            "give a label for every row."
+        )
+    try:
+        return _number(labels)
+    except TypeError:
+        kinds = " and ".join(sorted({type(label).__name__ for label in labels}))
+        raise InputError(f"blocks has labels of different types ({kinds}); give labels of one.") from None
 
 
 def _number(labels: Any) -> Ints:
