@@ -54,9 +54,8 @@ def draw_correlations(
 
     The left panel is the test: the regularised correlation of each component, its corrected p-value, and
     the median and the 5th to 95th percentile of what permuted pairs have. With ``bootstrap`` or
-    ``cross_validated`` a right panel has the correlations of the canonical variates, over the training pairs
-    with their interval, and over held-out pairs: every fold, and the mean. Without regularisation both
-    panels have the same correlations over the training pairs.
+    ``cross_validated`` a right panel has the correlations of the canonical variates, corrected by
+    the bootstrap with their interval, and over held-out pairs: every fold, and the mean.
 
     Parameters
     ----------
@@ -147,7 +146,7 @@ def _draw_sizes(
         estimate = _check_finite(bootstrap.correlations.estimate, "bootstrap.correlations")
         style = {"color": BLUE, "markersize": 5, "linewidth": 1.4, "capsize": 2.5}
         places, bars = np.arange(1, len(estimate) + 1) - shift, _error_bars(bootstrap.correlations)
-        label = "training pairs, bootstrap interval"
+        label = "corrected, with interval"
         artists.append(axes.errorbar(places, estimate, bars, fmt="o", label=label, **style))
     if cross_validated is not None:
         folds, mean = cross_validated.folds, cross_validated.mean  # NaN for tiny folds: not drawn

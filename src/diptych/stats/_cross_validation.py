@@ -40,8 +40,8 @@ class CrossValidatedCorrelations:
     Attributes
     ----------
     folds
-        Correlations over the held-out pairs of each fold, folds × components. NaN for fewer than three rows of
-        X.
+        Correlations over the held-out pairs of each fold, folds × components. NaN for fewer than three rows
+        of X.
     mean
         Mean over the folds of three rows of X or more, one per component; NaN if there are none, as with
         ``LeaveOneOut``, where ``pooled`` is what to read.
