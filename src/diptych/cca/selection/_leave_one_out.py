@@ -51,7 +51,7 @@ from diptych.cca.selection._problem import Problem, make_problem, make_weights
 from diptych.ranking._ranks import annotate_ranks, search_ranks, tie_slack
 
 SAMPLE = 500
-"""Images that are left out in turn; as queries and items they cost a few times as much as validation pairs."""
+"""Images that are left out in turn; as queries and items they cost a few times what validation pairs do."""
 
 _MIN_ROUNDINGS = 64  # 1 − h below so many roundings: the fit of a row depends on that row alone
 
