@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import warnings
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -253,6 +254,7 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, s
     elif is_sparse(view) or str(getattr(view, "layout", "torch.strided")) != "torch.strided":
         dense = "toarray" if is_sparse(view) else "to_dense"
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.{dense}().")
+    columns = check_column_names(view, name)
     # There is no masked array unless somebody has imported its module.
     if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(view, masked.MaskedArray):
         raise InputError(
@@ -264,8 +266,10 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, s
             view = np.asarray(view)
         except ValueError as error:
             raise InputError(f"{name} could not be read as an array: {error}.") from None
-        if view.dtype == object and (pandas := sys.modules.get("pandas")) is not None:
-            view = np.where(pandas.isna(view), np.nan, view)  # pandas has missing values that are no floats
+        if view.dtype == object:
+            view = np.where(are_missing(view), np.nan, view)  # pandas has missing values that are no floats
+        if columns is not None and view.ndim == 2:
+            _check_number_columns(view, columns, name)
     if view.ndim != 2:
         raise InputError(
             f"{name} has {view.ndim} dimension(s); expected 2 (rows are items, columns are features). "
@@ -287,6 +291,65 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, s
             "give the same features as in fit."
         )
     return view
+
+
+def check_column_names(view: Any, name: str) -> list[Any] | None:
+    """Return the names of the columns of a data frame, which must differ; None for any other view."""
+    columns = getattr(view, "columns", None)
+    if columns is None:
+        return None
+    names = list(columns)
+    if len(set(names)) < len(names):
+        repeated = next(label for label in names if names.count(label) > 1)
+        raise InputError(
+            f"{name} has {names.count(repeated)} columns called {repeated!r}; give each column a "
+            "name that no other has."
+        )
+    return names
+
+
+def _check_number_columns(matrix: Any, columns: list[Any], name: str) -> None:
+    """Raise an error that names the first column of a data frame, as a matrix, that has no numbers."""
+    import numpy as np
+
+    if matrix.dtype.kind not in "OUSmM":
+        return
+    for place, label in enumerate(columns):
+        values = matrix[:, place]
+        try:
+            if matrix.dtype.kind not in "mM":
+                values.astype(np.float64)
+                continue
+        except (TypeError, ValueError):
+            pass
+        value = next((value for value in values if not _is_number(value)), values[0])
+        raise NotNumbersError(
+            f"{name} has values that are not numbers in the column {label!r}, such as {value!r}; encode them "
+            "as numbers (sklearn.preprocessing.OneHotEncoder), or leave the column out."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def are_missing(values: Any) -> Any:
+    """Return where an array of NumPy has missing values, infinity among them."""
+    import numpy as np
+
+    if values.dtype.kind in "mM":
+        return np.isnat(values)
+    if values.dtype.kind == "f":
+        return ~np.isfinite(values)
+    if values.dtype != object:
+        return np.zeros(values.shape, dtype=bool)
+    if (pandas := sys.modules.get("pandas")) is not None:
+        return pandas.isna(values)
+    return np.asarray([value is None or value != value for value in values.flat]).reshape(values.shape)
 
 
 def _as_csr(view: Any) -> Any:
@@ -333,9 +396,75 @@ def second_view(Y: Any) -> Any:
         raise InputError("AWCCA requires y to be passed, but the target y is None; give the second view, Y.")
     if is_sparse(Y) or hasattr(Y, "columns"):
         return Y
+    if hasattr(Y, "to_frame"):  # a series, whose row labels are kept
+        return Y.to_frame()
     readable = hasattr(Y, "__len__") or hasattr(Y, "__array__")
     y = np.asarray(Y) if readable and not is_array_api_obj(Y) else Y
     return y[:, None] if getattr(y, "ndim", 2) == 1 else y
+
+
+def pair_rows(x: Any, y: Any, pairing: Any = None) -> Any:
+    """Return the pairing of two views; without one, data frames are paired by their row labels.
+
+    None stands for row with row: if the labels are the same in the same order, or a view has none. Labels
+    that do not agree as sets are refused. A ``pairing`` is in row numbers, whatever the labels; a series has
+    the labels of Y.
+    """
+    if pairing is not None:
+        return order_rows(pairing, y, "pairing", "Y")
+    labels_x, labels_y = _row_labels(x), _row_labels(y)
+    if labels_x is None or labels_y is None:
+        return None
+    return _find_rows(labels_y, labels_x, "Y", "X")
+
+
+def order_rows(values: Any, view: Any, name: str, view_name: str) -> Any:
+    """Return a series or data frame with its rows in the order of those of a view, by their labels.
+
+    Values or views without labels stay as they are; labels that do not agree as sets are refused.
+    """
+    labels, view_labels = _row_labels(values), _row_labels(view)
+    if labels is None or view_labels is None:
+        return values
+    rows = _find_rows(view_labels, labels, view_name, name)
+    return values if rows is None else values.iloc[rows]
+
+
+def _row_labels(view: Any) -> Any:
+    """Return the row labels of a series or data frame of pandas, or None."""
+    index = getattr(view, "index", None)
+    pandas = sys.modules.get("pandas")  # there is no index unless somebody has imported it
+    return index if pandas is not None and isinstance(index, pandas.Index) else None
+
+
+def _find_rows(wanted: Any, labels: Any, wanted_name: str, name: str) -> Any:
+    """Return the row of each wanted label among ``labels``; None if they are equal, or differ in number."""
+    if len(labels) != len(wanted) or labels.equals(wanted):
+        return None
+    by_position = "to match rows by position, give arrays (to_numpy())"
+    for ours, owner, theirs, other in (
+        (wanted, wanted_name, labels, name),
+        (labels, name, wanted, wanted_name),
+    ):
+        missing = ours[~ours.isin(theirs)]
+        if len(missing):
+            raise InputError(
+                f"the row labels of {wanted_name} and {name} do not agree: {owner} has {missing[0]!r}, and "
+                f"{other} does not; give both the same labels, or, {by_position}."
+            )
+    if not (labels.is_unique and wanted.is_unique):
+        repeated = wanted[wanted.duplicated()] if not wanted.is_unique else labels[labels.duplicated()]
+        raise InputError(
+            f"{wanted_name} and {name} have the same row labels in another order, and {repeated[0]!r} is the "
+            f"label of several rows, so they cannot be matched; make the labels unique, or, {by_position}."
+        )
+    warnings.warn(
+        f"{wanted_name} and {name} have the same row labels in another order, so rows were matched by label; "
+        f"{by_position}.",
+        DataWarning,
+        stacklevel=4,
+    )
+    return labels.get_indexer(wanted)
 
 
 def check_pairing(pairing: Any, n_x: int, y: Array) -> Array:
@@ -403,7 +532,11 @@ def check_sample_weight(sample_weight: Any, y: Array) -> Array | None:
 def check_pair_of_views(
     x: Any, y: Any, pairing: Any = None, *, sparse: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Return both views and their pairing, checked and in one backend; ``sparse`` as in ``check_matrix``."""
+    """Return both views and their pairing, checked and in one backend; ``sparse`` as in ``check_matrix``.
+
+    Data frames are paired by their row labels, as in ``pair_rows``.
+    """
+    pairing = pair_rows(x, y, pairing)
     x, y = check_view(x, "X", sparse=sparse), check_view(y, "Y", sparse=sparse)
     check_same_backend(x, y)
     return x, y, check_pairing(pairing, x.shape[0], y)

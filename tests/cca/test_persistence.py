@@ -31,6 +31,7 @@ def model(data):
 
 MODELS = {
     "powers": AWCCA(params={"search": (1.0, 2.0), "annotate": (0.5, 3.0)}, weighting=(0.5, 1.0)),
+    "an array of parameters": AWCCA(params=np.array([2, 3])),
     "normalised": AWCCA(params=(2.0, 3.0), normalize=("sqrt-unit", "unit"), metric="r@5"),
     "residual": AWCCA(weighting="residual", grid=3),
     "every metric of the path": AWCCA(grid=([1e4, 1e5], [1e4, 1e5]), path_metrics="all"),
@@ -49,7 +50,10 @@ def test_loaded_equals_saved(name, tmp_path):
     model = clone(MODELS[name]).fit(*training, validation=validation, sample_weight=weights)
     model.save(tmp_path / "model")
     loaded = AWCCA.load(tmp_path / "model")
-    assert loaded.get_params() == model.get_params()
+    params = model.get_params()
+    if name == "an array of parameters":
+        params["params"] = (2, 3)
+    assert loaded.get_params() == params
     x, y, _ = validation
     for task in TASKS:
         mine, its = model.models_[task], loaded.models_[task]

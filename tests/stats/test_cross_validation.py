@@ -94,17 +94,59 @@ def test_a_model_is_not_changed():
 
 
 def test_splitters_of_scikit_learn():
-    (x, y, pairing), _ = make_pairs(8, n=40, captions=1)
+    (x, y, pairing), _ = make_pairs(8, n=80)
     one = cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=LeaveOneOut(), n_components=1)
+    images = len(np.unique(pairing))
     assert np.isnan(one.folds[0]).all()
     assert 0.3 < one.pooled[0] <= 1.0
+    assert str(one).splitlines()[1:] == [
+        "component  in-sample  pooled",
+        f"1             {one.in_sample[0]:.4f}  {one.pooled[0]:.4f}",
+        f"{images} folds have fewer than three rows of X: they count in pooled only.",
+    ]
     some = ShuffleSplit(4, test_size=0.3, random_state=0)
     assert cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=some).folds.shape[0] == 4
+
+
+def test_splits_as_a_list_of_rows_of_x():
+    (x, y, pairing), _ = make_pairs(9, n=120)
+    x, pairing = x[:30], np.repeat(np.arange(30), 3)
+    y = y[:90]
+    splits = list(KFold(3, shuffle=True, random_state=0).split(x))
+    expected = cross_validated_correlations(
+        (20.0, 10.0), x, y, pairing, cv=KFold(3, shuffle=True, random_state=0)
+    )
+    for cv in (splits, iter(splits)):
+        result = cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=cv)
+        np.testing.assert_array_equal(result.folds, expected.folds)
+    # Row numbers are those of X, also where a row has no pair.
+    longer = np.concatenate([np.full((1, x.shape[1]), 7.0), x])
+    moved = [(np.append(train + 1, 0), test + 1) for train, test in splits]
+    result = cross_validated_correlations((20.0, 10.0), longer, y, pairing + 1, cv=moved)
+    np.testing.assert_allclose(result.folds, expected.folds)
+
+
+def test_folds_of_two_pairs_are_left_out_of_the_mean():
+    (x, y, _), _ = make_pairs(9)
+    x, y, pairing = x[:30], y[:60], np.repeat(np.arange(30), 2)
+    tests = [np.arange(10), np.arange(10, 20), np.array([20, 21])]
+    splits = [(np.setdiff1d(np.arange(30), test), test) for test in tests]
+    result = cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=splits, n_components=2)
+    assert np.isnan(result.folds[2]).all()
+    np.testing.assert_allclose(result.mean, result.folds[:2].mean(axis=0))
+    assert "nan" not in str(result)
+    assert str(result).endswith("\n1 fold has fewer than three rows of X: it counts in pooled only.")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"cv": []}, "cv has no splits"),
+        ({"cv": [1, 2]}, r"split 1 of cv is not \(training rows, held-out rows\); give row numbers of X"),
+        ({"cv": [(range(20), range(20, 31))]}, "split 1 of cv is not .* from 0 to 29"),
+        ({"cv": [(range(30), [])]}, "split 1 of cv is not"),
+        ({"cv": [(range(20), range(20, 30)), (range(21), range(20, 30))]}, "split 2 .* in both parts; hold"),
+        ({"cv": KFold(3), "blocks": np.arange(30) // 6}, "split 1 of cv has rows of one block in both parts"),
         ({"cv": 1}, "cv=1; give a whole number of at least 2"),
         ({"cv": "five"}, "cv='five'; give a whole number of at least 2"),
         ({"cv": 31}, "cv=31 folds need as many rows, but there are 30"),

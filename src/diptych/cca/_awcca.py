@@ -23,6 +23,8 @@ from diptych._checks import (
     check_pairing,
     check_task,
     check_view,
+    order_rows,
+    pair_rows,
     second_view,
 )
 from diptych._model_folder import read_model_folder, write_model_folder
@@ -48,7 +50,14 @@ from diptych.cca._settings import (
     params_of_filters,
     scale_params,
 )
-from diptych.cca._sklearn import check_columns, describe_fit, find_names, label_vectors, name_components
+from diptych.cca._sklearn import (
+    describe_fit,
+    find_names,
+    label_vectors,
+    name_components,
+    order_columns,
+    order_pairs,
+)
 from diptych.cca._spectra import Solver, Spectra, moments_from_spectra, spectra_from_moments
 from diptych.cca._streaming import (
     ArrayBlocks,
@@ -62,6 +71,7 @@ from diptych.cca._streaming import (
 from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.cca._weighting import Weighting, maps, normalize, powers
 from diptych.cca.selection._grids import hold_out
+from diptych.cca.selection._problem import check_validation
 from diptych.ranking import metric as ranking_metric
 from diptych.ranking import ranks
 
@@ -87,9 +97,9 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         Regularisation: Tikhonov (γ added to the squared singular values), truncated SVD (the first k
         directions), Tikhonov with γ = σ²_k at the k of a truncated SVD, or your own ``SpectralFilter``.
     params : pair, dict or None
-        ``(p_x, p_y)`` for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x, p_y)}``: γ's for
-        ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over pairs. None
-        selects them for each task.
+        ``(p_x, p_y)``, a tuple, list or array, for both tasks, or ``{"search": (p_x, p_y), "annotate": (p_x,
+        p_y)}``: γ's for ``"tikhonov"``, k's for ``"tsvd"`` and ``"guided"``. γ is in units of XᵀX, a sum over
+        pairs. None selects them for each task.
     selection : {"validation", "leave-one-out", "ledoit-wolf", "oas"}
         How ``params`` are selected: by retrieval on validation pairs; by retrieval among training images that
         are each left out in turn (Tikhonov, asymmetric weighting); or, if there is too little data for
@@ -230,13 +240,15 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         X, y
             The two views, rows × features, in memory or mapped from disk: where there are more rows than
             columns they are read and normalised one block at a time. A one-dimensional y is one feature, as
-            in scikit-learn. Either may be sparse (``scipy.sparse``) and is not made dense; it has at most
-            20,000 columns, or, given as a whole, rows. Or, as X alone, an iterable of *blocks*, each ``(x,
-            y)``, ``(x, y, pairing)``, ``(x, y, pairing, sample_weight)``, or an object whose ``load()``
-            returns that; each is read once. NaN and infinity are refused: fill them in with an imputer
-            (``sklearn.impute``), or leave those rows out of both views.
+            in scikit-learn. Data frames whose rows have the same labels in another order are paired by label,
+            with a ``DataWarning``; labels that do not agree are refused, here and wherever both views are
+            passed. Their columns may be in another order later. Either may be sparse (``scipy.sparse``) and
+            is not made dense; it has at most 20,000 columns, or, given as a whole, rows. Or, as X alone, an
+            iterable of *blocks*, each ``(x, y)``, ``(x, y, pairing)``, ``(x, y, pairing, sample_weight)``, or
+            an object whose ``load()`` returns that; each is read once. NaN and infinity are refused: fill
+            them in with an imputer (``sklearn.impute``), or leave those rows out of both views.
         pairing
-            Row j of y belongs to row ``pairing[j]`` of X; None pairs row with row.
+            Row j of y belongs to row ``pairing[j]`` of X, by number; None pairs row with row.
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` to select on; the model is not fitted on them. None holds out a
             share of the training rows. If ``params`` are given, they only measure
@@ -270,6 +282,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             else:
                 second = second_view(y)
                 names = find_names(X, y)
+                pairing = pair_rows(X, second, pairing)
+                sample_weight = order_rows(sample_weight, second, "sample_weight", "Y")
+                if validation is not None:
+                    held_x, held_y, order = check_validation(validation)
+                    validation = *order_pairs(names, held_x, held_y, "validation "), order
                 try:
                     result = fit.fit_views(X, second, pairing, validation, sample_weight)
                 except NotFiniteError:
@@ -286,15 +303,24 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def fit_transform(
         self, X: Array, y: Array | None = None, pairing: Array | None = None, **fit_params: Any
-    ) -> tuple[Array, Array]:
-        """Fit, and return the vectors of X and of y for ``"search"``, as a pair.
+    ) -> Array:
+        """Fit, and return the vectors of X for ``"search"``, so that a pipeline may go on with them.
 
-        ``fit_params`` are further arguments of ``fit``.
+        Those of both views are ``fit(X, y).transform(X, y)``. ``fit_params`` are further arguments of
+        ``fit``.
+
+        >>> from sklearn.datasets import load_linnerud
+        >>> from sklearn.linear_model import LinearRegression
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from diptych import AWCCA
+        >>> exercises, physiology = load_linnerud(return_X_y=True)
+        >>> steps = AWCCA(params=(1, 1), n_components=2), LinearRegression()
+        >>> make_pipeline(*steps).fit(physiology, exercises).predict(physiology).shape
+        (20, 3)
         """
         if y is None and are_blocks(X):
             raise InputError("fit_transform needs both views as arrays, not blocks; use fit, then transform.")
-        vectors: tuple[Array, Array] = self.fit(X, y, pairing, **fit_params).transform(X, y)
-        return vectors
+        return self.fit(X, y, pairing, **fit_params).transform(X)
 
     @overload
     def transform(
@@ -318,7 +344,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     ) -> Array | tuple[Array, Array]:
         """Return the vectors of one view, or of both as a pair, for a task; cosine (or ℓ2) ranks them.
 
-        The arrays choose backend and precision. With a torch ``device``, rows are copied to it one block at a
+        If both are data frames, the vectors of y are in the order of the rows of X, by their labels. The
+        arrays choose backend and precision. With a torch ``device``, rows are copied to it one block at a
         time and the vectors are NumPy, so that a view may be larger than the memory of the device. After
         ``set_output(transform="pandas")`` the vectors of each view are a data frame with the index of the
         view.
@@ -334,6 +361,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         task = check_task(task)
         if X is None and y is None:
             raise InputError("transform got neither X nor y; give at least one view.")
+        if X is not None and y is not None:
+            y = order_rows(second_view(y), X, "Y", "X")
         linear = maps(self.models_[task], self.weighting, task)
         vectors = [
             label_vectors(self, self._project(view, name, weights, device), view)
@@ -442,6 +471,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if metric == "r2":
             return self._score_prediction(X, y, pairing, "search" if task is None else check_task(task))
         chosen = ranking_metric(self.metric if metric is None else metric)
+        pairing = pair_rows(X, second_view(y), pairing)
         values = []
         for name in TASKS if task is None else (check_task(task),):
             x_map, y_map = self._ranking_maps(name)
@@ -623,8 +653,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def _project(self, rows: Any, view: ViewKey, weights: Array, device: str | None = None) -> Array:
         """Return the vectors of one view, in its own backend and precision."""
-        rows = rows if view == "x" else second_view(rows)
-        check_columns(self, rows, view)
+        rows = order_columns(self, rows, view)
         return self._view_map(view, weights).embed(rows, view.upper(), device)
 
     def _ranking_maps(self, task: Task) -> tuple[Array, Array]:
@@ -647,7 +676,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def _score_prediction(self, X: Any, y: Any, pairing: Any, task: Task) -> float:
         from sklearn.metrics import r2_score  # which takes long to import
 
-        check_columns(self, second := second_view(y), "y")
+        second = order_columns(self, y, "y")
+        pairing = pair_rows(X, second, pairing)
         predicted = self._predict(X, "x", task)
         if is_sparse(second):
             second = second.toarray()  # as large as the predictions

@@ -23,7 +23,14 @@ from diptych._arrays import (
     namespace,
     to_numpy,
 )
-from diptych._checks import InputError, check_choice, check_number, check_pair_of_views, check_sample_weight
+from diptych._checks import (
+    InputError,
+    check_choice,
+    check_number,
+    check_pair_of_views,
+    check_sample_weight,
+    order_rows,
+)
 from diptych._persistence import (
     FORMAT_VERSION,
     check_format,
@@ -125,6 +132,7 @@ class Moments:
 
         ``sample_weight`` has one weight for each row of ``y``; None: every pair has weight 1.
         """
+        sample_weight = order_rows(sample_weight, y, "sample_weight", "Y")
         x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
         _check_sides(x, y)
         weights = check_sample_weight(sample_weight, y)
@@ -135,6 +143,7 @@ class Moments:
 
     def update(self, x: Any, y: Any, pairing: Any = None, sample_weight: Any = None) -> Moments:
         """Add a block of pairs in place and return self; ``pairing`` refers to rows of this ``x``."""
+        sample_weight = order_rows(sample_weight, y, "sample_weight", "Y")
         x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
         weights = check_sample_weight(sample_weight, y)
         self.merge(products(x, y, pairing, weights, self.precision))

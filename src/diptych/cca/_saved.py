@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path as FilePath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -17,7 +18,7 @@ from diptych.cca._description import check_path, without_filter
 from diptych.cca._filters import AnyFilter, CustomFilter, SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._models import Models
 from diptych.cca._polish import take_polish
-from diptych.cca._settings import check_settings
+from diptych.cca._settings import check_settings, params_by_task, plain_pair
 from diptych.cca._spectra import Spectra
 from diptych.cca.selection._grids import Path
 
@@ -91,6 +92,9 @@ class ParamsConfig(Schema, frozen=True):
     @classmethod
     def pack(cls, model: AWCCA) -> ParamsConfig:
         params: dict[str, Any] = {name: getattr(model, name) for name in cls.__struct_fields__}
+        if (pairs := params["params"]) is not None:
+            is_mapping = isinstance(pairs, Mapping)
+            params["params"] = params_by_task(pairs) if is_mapping else plain_pair(pairs)
         unsaved = [name for name in ("filter", "metric") if not isinstance(params[name], str)]
         return cls(**params | dict.fromkeys(unsaved))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+from diptych._arrays import Array
 from diptych._checks import TASKS, InputError, Task, check_choice, check_count, check_seed, check_similarity
 from diptych.cca._filters import (
     SHRINKAGES,
@@ -24,7 +25,7 @@ from diptych.cca.selection._grids import check_grid, check_share
 from diptych.ranking import metric
 
 ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
-Params: TypeAlias = tuple[float, float] | Mapping[Task, tuple[float, float]]
+Params: TypeAlias = tuple[float, float] | Array | Mapping[Task, tuple[float, float] | Array]
 
 Selection: TypeAlias = Literal["validation", "leave-one-out"] | Shrinkage
 SELECTIONS: tuple[Selection, ...] = ("validation", "leave-one-out", *SHRINKAGES)
@@ -88,10 +89,20 @@ def params_by_task(params: Any) -> ByTask:
     pairs = params if isinstance(params, Mapping) else dict.fromkeys(TASKS, params)
     if set(pairs) != set(TASKS):
         raise InputError(f"params has the keys {sorted(map(str, pairs))}; expected 'search' and 'annotate'.")
-    for pair in pairs.values():
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InputError(f"params={pair!r} is not a pair; give (p_x, p_y), or one such pair per task.")
-    return {task: tuple(pairs[task]) for task in TASKS}
+    return {task: plain_pair(pairs[task]) for task in TASKS}
+
+
+def plain_pair(pair: Any) -> tuple[Any, Any]:
+    """Return a pair of parameters, which may be an array, as a tuple.
+
+    >>> import numpy as np
+    >>> plain_pair(np.array([1.0, 2.0]))
+    (1.0, 2.0)
+    """
+    values = pair.tolist() if hasattr(pair, "tolist") else pair
+    if not isinstance(values, (tuple, list)) or len(values) != 2:
+        raise InputError(f"params={pair!r} is not a pair; give (p_x, p_y), or one such pair per task.")
+    return values[0], values[1]
 
 
 def scale_params(params: ByTask, filter: Any, factor: float) -> ByTask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,15 @@ from sklearn.utils._set_output import _get_container_adapter
 from sklearn.utils.validation import _get_feature_names, validate_data
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import TASKS, InputError, Task, check_matrix, count
+from diptych._checks import (
+    TASKS,
+    InputError,
+    Task,
+    check_column_names,
+    check_matrix,
+    count,
+    second_view,
+)
 from diptych.cca._canonical import CanonicalModel
 from diptych.cca._projector import ViewKey
 
@@ -35,25 +43,57 @@ def find_names(X: Any, y: Any) -> dict[str, Any]:
     """Return the names of both views' features, and whether y has one axis, as attributes of the model."""
     plain = not hasattr(y, "columns") and not hasattr(y, "ndim")
     is_vector = getattr(np.asarray(y) if plain else y, "ndim", 2) == 1
-    y_names = _get_feature_names(y)
+    x_names, y_names = _name_columns(X, "X"), _name_columns(y, "Y")
     if is_vector and isinstance(getattr(y, "name", None), str):
         y_names = np.asarray([y.name], dtype=object)
-    names = {"feature_names_in_": _get_feature_names(X), "y_feature_names_in_": y_names}
+    names = {"feature_names_in_": x_names, "y_feature_names_in_": y_names}
     return {name: array for name, array in names.items() if array is not None} | {"_y_is_vector": is_vector}
 
 
-def check_columns(model: AWCCA, rows: Any, view: ViewKey) -> None:
-    """Raise an error for columns of a view other than in fit."""
+def _name_columns(view: Any, name: str) -> Any:
+    """Return the names of the columns of a data frame; None if they are not strings, or if it is none."""
+    check_column_names(view, name)
+    return _get_feature_names(view)
+
+
+NAME_KEYS: dict[ViewKey, str] = {"x": "feature_names_in_", "y": "y_feature_names_in_"}
+"""The attributes with the names of the columns of both views."""
+
+
+def order_columns(model: AWCCA, rows: Any, view: ViewKey) -> Any:
+    """Return the rows of a view with their columns in the order of fit; other columns are an error."""
+    rows = rows if view == "x" else second_view(rows)
     check_matrix(rows, view.upper(), sparse=True)
-    if view == "x":
-        validate_data(model, rows, reset=False, skip_check_array=True)
-        return
-    names, fitted = _get_feature_names(rows), getattr(model, "y_feature_names_in_", None)
-    if names is not None and fitted is not None and list(names) != list(fitted):
-        raise InputError(
-            f"y has the columns {_shorten(names)}, but {_shorten(fitted)} in fit; give the same columns in "
-            "the same order."
-        )
+    fitted: Sequence[str] | None = getattr(model, NAME_KEYS[view], None)
+    if view == "y":
+        return _order_by_name(rows, fitted, "y")
+    if fitted is not None and _has_names(rows, fitted):
+        rows = rows[list(fitted)]
+    validate_data(model, rows, reset=False, skip_check_array=True)  # which words errors as scikit-learn does
+    return rows
+
+
+def order_pairs(names: Mapping[str, Any], x: Any, y: Any, kind: str = "") -> tuple[Any, Any]:
+    """Return two views with their columns in the order of ``names``, those of a fit; others are an error."""
+    x = _order_by_name(x, names.get(NAME_KEYS["x"]), f"{kind}X")
+    return x, _order_by_name(second_view(y), names.get(NAME_KEYS["y"]), f"{kind}y")
+
+
+def _order_by_name(rows: Any, fitted: Sequence[str] | None, owner: str) -> Any:
+    names = _name_columns(rows, owner)
+    if names is None or fitted is None:
+        return rows
+    if _has_names(rows, fitted):
+        return rows[list(fitted)]
+    raise InputError(
+        f"{owner} has the columns {_shorten(names)}, but {_shorten(fitted)} in fit; give the same columns."
+    )
+
+
+def _has_names(rows: Any, fitted: Sequence[str]) -> bool:
+    """Return whether a data frame has columns with these names, in any order."""
+    names = _get_feature_names(rows)
+    return names is not None and sorted(names) == sorted(fitted)
 
 
 def label_vectors(model: AWCCA, vectors: Array, view: Any) -> Any:

@@ -18,7 +18,7 @@ from diptych._arrays import (
     namespace,
     svd,
 )
-from diptych._checks import InputError, check_choice, check_pair_of_views, check_sample_weight
+from diptych._checks import InputError, check_choice, check_pair_of_views, check_sample_weight, order_rows
 from diptych._threads import map_lapack, multiply
 from diptych.cca._moments import Moments, Precision
 from diptych.cca._sparse import (
@@ -136,6 +136,7 @@ def spectra(
     True
     """
     check_choice(solver, SOLVERS, "solver")
+    sample_weight = order_rows(sample_weight, y, "sample_weight", "Y")
     x, y, pairing = check_pair_of_views(x, y, pairing, sparse=True)
     weights = check_sample_weight(sample_weight, y)
     check_some_weight(weights)

@@ -25,7 +25,7 @@ import numpy as np
 from array_api_compat import is_array_api_obj
 
 from diptych._arrays import Array, is_sparse, move_like, to_numpy
-from diptych._checks import InputError, check_pair_of_views, check_sample_weight
+from diptych._checks import InputError, check_pair_of_views, check_sample_weight, order_rows
 from diptych._devices import copy_blocks, copy_to_device
 from diptych._persistence import read_metadata
 from diptych._threads import one_blas_thread, prefetch
@@ -163,7 +163,7 @@ class Preparation:
             with reading or nullcontext():
                 parts = load_block(block)
             x, y, pairing = check_pair_of_views(*parts[:3], sparse=True)
-            weights = check_sample_weight(parts[3], y)
+            weights = check_sample_weight(order_rows(parts[3], parts[1], "sample_weight", "Y"), y)
         except InputError as error:
             raise InputError(f"{name}: {error}" if name else str(error)) from None
         x, y = normalize(x, self.normalize[0]), normalize(y, self.normalize[1])

@@ -10,8 +10,9 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import InputError, Task, check_count, check_pairing, check_task, second_view
+from diptych._checks import InputError, Task, check_count, check_pairing, check_task, pair_rows
 from diptych.cca import AWCCA
+from diptych.cca._sklearn import order_pairs
 from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.report._figures import (
     BLUE,
@@ -53,9 +54,8 @@ def draw_correlations(
 
     The left panel is the test: the regularised correlation of each component, its corrected p-value, and
     the median and the 5th to 95th percentile of what permuted pairs have. With ``bootstrap`` or
-    ``cross_validated`` a right panel has the correlations of the canonical variates, over the training pairs
-    with their interval, and over held-out pairs: every fold, and the mean. Without regularisation both
-    panels have the same correlations over the training pairs.
+    ``cross_validated`` a right panel has the correlations of the canonical variates, corrected by
+    the bootstrap with their interval, and over held-out pairs: every fold, and the mean.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def _draw_sizes(
         estimate = _check_finite(bootstrap.correlations.estimate, "bootstrap.correlations")
         style = {"color": BLUE, "markersize": 5, "linewidth": 1.4, "capsize": 2.5}
         places, bars = np.arange(1, len(estimate) + 1) - shift, _error_bars(bootstrap.correlations)
-        label = "training pairs, bootstrap interval"
+        label = "corrected, with interval"
         artists.append(axes.errorbar(places, estimate, bars, fmt="o", label=label, **style))
     if cross_validated is not None:
         folds, mean = cross_validated.folds, cross_validated.mean  # NaN for tiny folds: not drawn
@@ -407,10 +407,12 @@ def _variates(model: AWCCA, pairs: tuple[Any, ...], component: int, task: Task) 
     canonical = model.models_[check_task(task)]
     (component,) = _check_components((component,), int(canonical.correlations.shape[0]), "the model")
     x, y, pairing = (*pairs, None)[:3]
+    x, y = order_pairs(vars(model), x, y)
+    pairing = pair_rows(x, y, pairing)
     column = slice(component, component + 1)
     x_map = ViewMap((BlockUse("x", model.normalize[0]),), model.x_mean_, canonical.x_weights[:, column])
     y_map = ViewMap((BlockUse("y", model.normalize[1]),), model.y_mean_, canonical.y_weights[:, column])
-    u, v = to_numpy(x_map.embed(x, "X"))[:, 0], to_numpy(y_map.embed(second_view(y), "Y"))[:, 0]
+    u, v = to_numpy(x_map.embed(x, "X"))[:, 0], to_numpy(y_map.embed(y, "Y"))[:, 0]
     return u[check_pairing(pairing, len(u), v)], v
 
 

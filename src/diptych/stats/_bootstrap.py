@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Floats, to_numpy
-from diptych._checks import InputError, Task, check_count, check_number, check_seed
+from diptych._checks import InputError, Task, check_count, check_number, check_seed, order_rows
 from diptych._progress import progress_bar
 from diptych._threads import map_parallel, one_blas_thread
 from diptych.cca import Engine, Spectra, regularized_cca
@@ -49,14 +49,17 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Bootstrap:
-    """Percentile intervals of a model over resampled pairs; see ``bootstrap``.
+    """Intervals of a model over resampled pairs; see ``bootstrap``.
 
     ``print`` shows a table of the correlations, and ``to_frames`` returns everything as pandas DataFrames.
 
     Attributes
     ----------
     correlations
-        Of the variates over the pairs, one per component, in the order of the model.
+        Canonical correlations in the population, one per component, in the order of the model: the estimate
+        is corrected for the bias that the resamples show, and the interval is around it.
+    in_sample
+        Correlations of the variates over the pairs, which chance raises.
     x_weights, y_weights
         Canonical weights, features × components.
     x_loadings, y_loadings
@@ -73,6 +76,7 @@ class Bootstrap:
     y_weights: Interval
     x_loadings: Interval
     y_loadings: Interval
+    in_sample: Floats
     n_resamples: int
     confidence: float
     random_state: int | None
@@ -82,7 +86,8 @@ class Bootstrap:
     def __str__(self) -> str:
         interval = self.correlations
         columns = {
-            "correlation": interval.estimate,
+            "in-sample": self.in_sample,
+            "corrected": interval.estimate,
             "low": interval.low,
             "high": interval.high,
             "features of X": _count_nonzero(self.x_loadings),
@@ -91,14 +96,14 @@ class Bootstrap:
         return (
             f"Bootstrap, {self.n_resamples:,} resamples, intervals of {100 * self.confidence:g} %\n"
             f"{format_components(columns)}\n"
-            "Features: those whose loading has an interval without 0. Correlations are in-sample, and chance "
-            "raises them."
+            "Features: those whose loading has an interval without 0. Chance raises in-sample correlations; "
+            "intervals are around the corrected ones."
         )
 
     def to_frames(self) -> dict[str, Any]:
         """Return a DataFrame for each attribute; those of features have a row for each component of each."""
         pandas = import_pandas()
-        frames = {"correlations": component_frame(vars(self.correlations))}
+        frames = {"correlations": component_frame(vars(self.correlations) | {"in_sample": self.in_sample})}
         for name, names in (
             ("x_weights", self.feature_names_x),
             ("y_weights", self.feature_names_y),
@@ -129,17 +134,18 @@ def bootstrap(
     device: str | None = None,
     verbose: bool | None = None,
 ) -> Bootstrap:
-    r"""Return percentile intervals of correlations, weights and loadings, over resampled pairs.
+    r"""Return intervals of correlations, weights and loadings, over resampled pairs.
 
     Rows of X are drawn with replacement, each with its rows of Y, and the model is fitted again at the same
     regularisation (γ scaled by the number of pairs). Each component of a resample is matched with one of the
     model: those whose variates correlate most over the original pairs, one to one, with signs to match. A
     Procrustes rotation would align more closely, but it also removes real uncertainty: see Notes.
 
-    **In-sample correlations are too high, and so are their intervals**: a resample contains rows several
-    times, so it is overfitted even more than the model, and an interval may lie above its estimate. The
-    intervals describe how stable the fit is. How strongly the views correlate beyond these pairs is measured
-    by ``cross_validated_correlations``, whether they do at all by ``permutation_test``.
+    **In-sample correlations are too high.** A resample contains rows several times, so it is overfitted even
+    more than the model; the difference corrects the correlations. Where there are as many features as pairs,
+    it corrects too little (see Notes). Weights and loadings have percentile intervals. How strongly the
+    variates correlate on other pairs is measured by ``cross_validated_correlations``, whether the views are
+    related at all by ``permutation_test``.
 
     Parameters
     ----------
@@ -173,13 +179,26 @@ def bootstrap(
     the 95 % intervals of loadings contain the truth in 92 % of cases with matching, and in 53 % with a
     Procrustes rotation (``python benchmarks/bootstrap.py coverage``).
 
+    Percentiles of the resampled correlations would lie above the correlation of the population, often above
+    that of the sample. On Fisher's scale :math:`z = \operatorname{artanh} \rho` a correlation has nearly the
+    same spread and bias whatever it is. With :math:`\bar z^*` and :math:`s` the mean and standard deviation
+    over resamples, the bias is :math:`\bar z^* - z`, and
+
+    .. math:: \hat\rho = \tanh(2 z - \bar z^*), \qquad
+              \tanh(2 z - \bar z^* \pm \Phi^{-1}(\tfrac{1 + c}{2})\, s)
+
+    are, or 0 if they are negative, the corrected estimate (Efron and Tibshirani, 1993, chapter 10) and the
+    limits of an interval of confidence c. ``python benchmarks/bootstrap.py correlations`` measures how often
+    it contains the correlation of the population, or with regularisation that of the regularised variates.
+
     A resample of a view is the view with integer weights. It is decomposed in the coordinates of the view's
     singular directions, through the smaller of its Gram matrices, so that the number of features does not
     matter where rows are fewer.
 
     References
     ----------
-    Efron and Tibshirani (1993), "An Introduction to the Bootstrap", chapter 13.
+    Efron and Tibshirani (1993), "An Introduction to the Bootstrap", chapters 10 and 13. Fisher (1921), "On
+    the probable error of a coefficient of correlation deduced from a small sample", Metron 1.
 
     Examples
     --------
@@ -187,9 +206,9 @@ def bootstrap(
     >>> from diptych.stats import bootstrap
     >>> exercises, physiology = load_linnerud(return_X_y=True)
     >>> result = bootstrap((0, 0), physiology, exercises, n_resamples=200)
-    >>> result.correlations.estimate.round(2)
+    >>> result.in_sample.round(2)
     array([0.8 , 0.2 , 0.07])
-    >>> bool(result.correlations.low[0] > 0.6)
+    >>> bool(0.6 < result.correlations.estimate[0] < 0.8)
     True
     """
     check_count(n_resamples, "n_resamples", minimum=2)
@@ -202,6 +221,7 @@ def bootstrap(
         n_components = count_components(n_components, check_components(pairs.spectra, *pairs.filters, None))
         _check_memory(pairs.spectra, n_resamples, n_components)
         estimate = regularized_cca(pairs.spectra, *pairs.filters, n_components)
+        blocks = order_rows(blocks, X, "blocks", "X")
         resampled = prepare_resamples(pairs, estimate, blocks, make_seed(random_state))
         with progress_bar("resampling") as progress:
             like, at_once = resampled.x.rows, RESAMPLES_AT_ONCE
@@ -215,11 +235,12 @@ def bootstrap(
         x_weights, x_loadings = _view_intervals(resampled.x, weights[0], loadings.x, refits_x, ends)
         y_weights, y_loadings = _view_intervals(resampled.y, weights[1], loadings.y, refits_y, ends)
     return Bootstrap(
-        Interval(loadings.correlations, *_quantiles(np.stack(correlations), ends)),
+        correct_correlations(loadings.correlations, np.stack(correlations), confidence),
         x_weights,
         y_weights,
         x_loadings,
         y_loadings,
+        loadings.correlations,
         n_resamples,
         confidence,
         random_state,
@@ -265,6 +286,27 @@ def _view_intervals(
     parts = map_parallel(find_quantiles, list(range(0, n_features, step)), weights)
     limits = [np.concatenate(blocks, axis=1) for blocks in zip(*parts, strict=True)]
     return Interval(weights, *limits[0]), Interval(loadings, *limits[1])
+
+
+def correct_correlations(correlations: Floats, resampled: Floats, confidence: float) -> Interval:
+    """Return correlations corrected for their bias, and their intervals; see ``bootstrap``.
+
+    >>> interval = correct_correlations(np.array([0.5]), np.array([[0.6], [0.7]]), 0.9)
+    >>> interval.estimate.round(3), interval.low.round(3), interval.high.round(3)
+    (array([0.308]), array([0.115]), array([0.478]))
+    """
+    from scipy.stats import norm
+
+    limit = 1.0 - np.finfo(np.float64).eps  # where artanh is finite
+    z, resampled_z = (np.arctanh(np.clip(values, -limit, limit)) for values in (correlations, resampled))
+    has_values = (~np.isnan(resampled_z)).sum(axis=0) >= 2  # some resamples have no component to match
+    mean, spread = np.full((2, len(z)), np.nan)
+    mean[has_values] = np.nanmean(resampled_z[:, has_values], axis=0)
+    spread[has_values] = np.nanstd(resampled_z[:, has_values], axis=0, ddof=1)
+    corrected, half = 2.0 * z - mean, norm.ppf((1.0 + confidence) / 2.0) * spread
+    # A canonical correlation is 0 at least, as a singular value is.
+    values = (np.clip(np.tanh(ends), 0.0, None) for ends in (corrected, corrected - half, corrected + half))
+    return Interval(*values)
 
 
 def _quantiles(values: Floats, ends: tuple[float, float]) -> Floats:

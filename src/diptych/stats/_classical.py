@@ -143,7 +143,7 @@ def classical_tests(X: Any, y: Any, pairing: Any = None, *, covariates: Any = No
             "several rows of Y belong to one row of X, so the pairs are not independent, as these tests "
             "assume; use permutation_test, which moves them together."
         )
-    columns, n_covariates = check_covariates(covariates, int(x.shape[0])), 0
+    columns, n_covariates = check_covariates(covariates, X, int(x.shape[0])), 0
     if columns is not None:
         _, basis, (x, y) = regress_out(x, y, pairing, columns)
         n_covariates = basis.directions.shape[1]

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 
 from diptych._arrays import Array, Floats, move_like, namespace, to_numpy
-from diptych._checks import InputError, check_view, second_view
+from diptych._checks import InputError, check_view, order_rows, second_view
 
 _EXPLAINED = 16
 """A feature is explained if no more of it is left than so many times the rounding error of its values."""
 
 
-def check_covariates(covariates: Any, n_x: int) -> Floats | None:
-    """Return the covariates of each row of X in float64; None if there are none."""
+def check_covariates(covariates: Any, X: Any, n_x: int) -> Floats | None:
+    """Return the covariates of each row of X in float64, by the labels of X; None if there are none."""
     if covariates is None:
         return None
-    values: Floats = to_numpy(check_view(second_view(covariates), "covariates")).astype(np.float64)
+    ordered = second_view(order_rows(covariates, X, "covariates", "X"))
+    values: Floats = to_numpy(check_view(ordered, "covariates")).astype(np.float64)
     if len(values) != n_x:
         raise InputError(
             f"covariates has {len(values)} rows; expected one for each of the {n_x} rows of X, also where "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,20 @@ from diptych._checks import (
     check_pair_of_views,
     check_seed,
     check_task,
+    count,
+    order_rows,
     second_view,
 )
 from diptych._progress import progress_bar
 from diptych.cca import AWCCA, Engine, normalize, project
-from diptych.cca._settings import params_by_task, scale_params
+from diptych.cca._settings import params_by_task, plain_pair, scale_params
 from diptych.cca.selection._grids import PairRows, select_rows
 from diptych.stats._covariates import check_covariates, regress_out
-from diptych.stats._pairs import block_codes, check_unweighted, count_components
+from diptych.stats._pairs import Ints, block_codes, check_unweighted, count_components, is_pair
 from diptych.stats._tables import component_frame, format_components
+
+FEWEST = 3
+"""Rows of X of a fold that has a correlation: that of two pairs is 1 or −1 whatever they are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +41,11 @@ class CrossValidatedCorrelations:
     Attributes
     ----------
     folds
-        Correlations over the held-out pairs of each fold, folds × components. NaN for fewer than three pairs.
+        Correlations over the held-out pairs of each fold, folds × components. NaN for fewer than three rows
+        of X.
     mean
-        Mean over folds, one per component.
+        Mean over the folds of three rows of X or more, one per component; NaN if there are none, as with
+        ``LeaveOneOut``, where ``pooled`` is what to read.
     pooled
         Correlations of the held-out variates of all folds together.
     in_sample
@@ -51,14 +58,23 @@ class CrossValidatedCorrelations:
     in_sample: Floats
 
     def __str__(self) -> str:
-        columns = {
-            "in-sample": self.in_sample,
-            "held-out mean": self.mean,
-            "pooled": self.pooled,
-            "lowest": np.min(self.folds, axis=0),
-            "highest": np.max(self.folds, axis=0),
-        }
-        return f"Cross-validated correlations, {len(self.folds)} folds\n{format_components(columns)}"
+        large = self._large_folds()
+        columns = {"in-sample": self.in_sample, "held-out mean": self.mean, "pooled": self.pooled}
+        note, small = "", len(self.folds) - len(large)
+        if small:
+            verbs = ("has", "it counts") if small == 1 else ("have", "they count")
+            note = (
+                f"\n{count(small, 'fold')} {verbs[0]} fewer than three rows of X: {verbs[1]} in pooled only."
+            )
+        if len(large):
+            columns |= {"lowest": np.min(large, axis=0), "highest": np.max(large, axis=0)}
+        else:
+            del columns["held-out mean"]
+        table = format_components(columns)
+        return f"Cross-validated correlations, {len(self.folds)} folds\n{table}{note}"
+
+    def _large_folds(self) -> Floats:
+        return self.folds[~np.isnan(self.folds).all(axis=1)]
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each component."""
@@ -104,7 +120,8 @@ def cross_validated_correlations(
         fold both views are regressed on them over the training pairs, and these regressions are applied to
         the held-out pairs: to regress them out of all pairs beforehand lets each row know of the others.
     cv
-        Number of folds, or a splitter of scikit-learn, which splits the rows of X.
+        Number of folds; a splitter of scikit-learn, which splits the rows of X; or a list of splits, each the
+        row numbers of the training part and of the part that is held out.
     random_state
         Shuffles the rows before they are cut into folds, if ``cv`` is a number and there are no blocks.
     n_components
@@ -132,13 +149,14 @@ def cross_validated_correlations(
     estimator = _make_estimator(model, verbose)
     task = check_task(task)
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
-    columns = check_covariates(covariates, int(x.shape[0]))
+    columns = check_covariates(covariates, X, int(x.shape[0]))
     if columns is not None:
         x, y = normalize(x, estimator.normalize[0]), normalize(y, estimator.normalize[1])
         estimator.normalize = ("none", "none")  # residuals are not normalised again
+    blocks = order_rows(blocks, X, "blocks", "X")
     if n_components is not None:
         check_count(n_components, "n_components")
-    variates_x, variates_y, in_sample = [], [], []
+    variates_x, variates_y, in_sample, sizes = [], [], [], []
     with progress_bar("cross-validating", verbose) as progress:
         splits = list(_split(cv, pairing, int(x.shape[0]), blocks, random_state))
         for number, (train, test) in enumerate(splits):
@@ -151,13 +169,16 @@ def cross_validated_correlations(
             variates_x.append(to_numpy(u)[to_numpy(test.pairing)] * scale)
             variates_y.append(to_numpy(v) * scale)
             in_sample.append(to_numpy(canonical.train_correlations))
+            sizes.append(int(test_x.shape[0]))
             progress((number + 1) / len(splits))
     kept = count_components(n_components, min(map(len, in_sample)))
     variates_x, variates_y = ([u[:, :kept] for u in views] for views in (variates_x, variates_y))
     folds = np.stack([_correlate_columns(u, v) for u, v in zip(variates_x, variates_y, strict=True)])
+    folds[np.asarray(sizes) < FEWEST] = np.nan
+    large = folds[np.asarray(sizes) >= FEWEST]
     return CrossValidatedCorrelations(
         folds,
-        np.mean(folds, axis=0),
+        np.mean(large, axis=0) if len(large) else np.full(kept, np.nan),
         _correlate_columns(np.concatenate(variates_x), np.concatenate(variates_y)),
         np.mean([correlations[:kept] for correlations in in_sample], axis=0),
     )
@@ -167,8 +188,8 @@ def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
     """Return an estimator with the parameters of a model, not fitted."""
     from sklearn.base import clone
 
-    if isinstance(model, tuple | list):
-        return AWCCA(params=tuple(model), verbose=verbose)
+    if is_pair(model):
+        return AWCCA(params=plain_pair(model), verbose=verbose)
     if not isinstance(model, AWCCA):
         raise InputError(
             f"{type(model).__name__} is not an estimator; give an AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
@@ -224,23 +245,61 @@ def _split(
     from sklearn.model_selection import GroupKFold, KFold
 
     paired = np.unique(to_numpy(pairing))
-    groups = None if blocks is None else block_codes(blocks, n_x)[paired]
-    if isinstance(cv, str) or not hasattr(cv, "split"):
+    codes = None if blocks is None else block_codes(blocks, n_x)
+    groups = None if codes is None else codes[paired]
+    is_list = isinstance(cv, Iterable) and not isinstance(cv, str | bytes)
+    if not is_list and (isinstance(cv, str | bytes) or not hasattr(cv, "split")):
         parts, noun = (len(paired), "row") if groups is None else (len(np.unique(groups)), "block")
         if check_count(cv, "cv", minimum=2) > parts:
             raise InputError(f"cv={cv} folds need as many {noun}s, but there are {parts}; give fewer folds.")
         shuffled = KFold(cv, shuffle=True, random_state=check_seed(random_state))
         cv = shuffled if groups is None else GroupKFold(cv)
-    for train, test in cv.split(paired, groups=groups):
+    splits = (
+        _read_splits(cv, n_x)
+        if is_list
+        else ((paired[train], paired[test]) for train, test in cv.split(paired, groups=groups))
+    )
+    has_pair = np.isin(np.arange(n_x), paired)
+    for number, fold in enumerate(splits, 1):
         masks = np.zeros((2, n_x), dtype=bool)
-        masks[0, paired[train]] = masks[1, paired[test]] = True
+        for mask, rows in zip(masks, fold, strict=True):
+            mask[rows] = has_pair[rows]
+        if not masks.any(axis=1).all():
+            raise InputError(f"split {number} of cv has a part without pairs; give rows to both parts.")
+        if masks.all(axis=0).any():
+            raise InputError(f"split {number} of cv has rows that are in both parts; hold them out of one.")
+        if codes is not None and len(np.intersect1d(codes[masks[0]], codes[masks[1]])):
+            raise InputError(
+                f"split {number} of cv has rows of one block in both parts; give splits of whole blocks, "
+                "such as GroupKFold, or leave blocks out."
+            )
         yield select_rows(pairing, masks[0]), select_rows(pairing, masks[1])
 
 
+def _read_splits(splits: Iterable[Any], n_x: int) -> Iterator[tuple[Ints, Ints]]:
+    """Yield splits that are given as rows of X: those of the training part and those that are held out."""
+    number = 0
+    for number, split in enumerate(splits, 1):
+        try:
+            train, test = (np.asarray(rows) for rows in split)
+            valid = all(
+                rows.ndim == 1 and rows.dtype.kind in "iu" and rows.min() >= 0 and rows.max() < n_x
+                for rows in (train, test)
+            )
+        except (TypeError, ValueError):
+            valid = False
+        if not valid:
+            raise InputError(
+                f"split {number} of cv is not (training rows, held-out rows); give row numbers of X, from 0 "
+                f"to {n_x - 1}."
+            )
+        yield train, test
+    if number == 0:
+        raise InputError("cv has no splits; give at least one, or a number of folds.")
+
+
 def _correlate_columns(u: Floats, v: Floats) -> Floats:
-    """Return the correlation of each pair of columns; 0 for a constant one, NaN for fewer than three rows."""
-    if len(u) < 3:
-        return np.full(u.shape[1], np.nan)
+    """Return the correlation of each pair of columns; 0 for a constant one."""
     u, v = u - u.mean(axis=0), v - v.mean(axis=0)
     lengths = np.linalg.norm(u, axis=0) * np.linalg.norm(v, axis=0)
     products: Floats = np.sum(u * v, axis=0)

@@ -20,9 +20,11 @@ from diptych._checks import (
     DataWarning,
     InputError,
     Task,
+    are_missing,
     check_count,
     check_pair_of_views,
     check_task,
+    count,
     second_view,
 )
 from diptych._devices import copy_to_device
@@ -30,7 +32,7 @@ from diptych._threads import map_parallel
 from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._settings import params_by_task
-from diptych.cca._sklearn import find_names
+from diptych.cca._sklearn import find_names, order_pairs
 from diptych.stats._covariates import check_covariates, regress_out
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -97,13 +99,14 @@ def prepare_pairs(
     if isinstance(model, AWCCA):
         check_is_fitted(model)
         check_unweighted(model)
-    elif not isinstance(model, tuple | list):
+        X, y = order_pairs(vars(model), X, y)
+    elif not is_pair(model):
         raise InputError(
             f"{type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
         )
     names_x, names_y = name_features(model, find_names(X, y))
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
-    columns = check_covariates(covariates, int(x.shape[0]))
+    columns = check_covariates(covariates, X, int(x.shape[0]))
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
     scores: Floats = np.empty((int(x.shape[0]), 0))
@@ -128,6 +131,11 @@ def prepare_pairs(
     filter_x, filter_y = model.models_.filters[task]
     filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
     return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores)
+
+
+def is_pair(model: Any) -> bool:
+    """Return whether a model is given by its parameters ``(γ_x, γ_y)``."""
+    return isinstance(model, tuple | list | np.ndarray)
 
 
 def check_unweighted(model: Any) -> None:
@@ -164,13 +172,23 @@ def block_codes(blocks: Any, n_x: int) -> Ints:
     if blocks is None:
         return np.arange(n_x)
     labels = to_numpy(blocks) if is_array_api_obj(blocks) else np.asarray(blocks)
+    if labels.dtype.kind in "US":
+        labels = np.asarray(blocks, dtype=object)  # or else a missing label among strings becomes one
     if labels.shape != (n_x,):
         raise InputError(
             f"blocks has shape {labels.shape}; expected one label for each of the {n_x} rows of X."
         )
-    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
-        raise InputError("blocks contains NaN or infinity; give a label for every row.")
-    return _number(labels)
+    missing = np.flatnonzero(are_missing(labels))
+    if len(missing):
+        raise InputError(
+            f"blocks has no label for {count(len(missing), 'row')} of X, the first of them row {missing[0]}; "
+            "give a label for every row."
+        )
+    try:
+        return _number(labels)
+    except TypeError:
+        kinds = " and ".join(sorted({type(label).__name__ for label in labels}))
+        raise InputError(f"blocks has labels of different types ({kinds}); give labels of one.") from None
 
 
 def _number(labels: Any) -> Ints:

@@ -19,6 +19,7 @@ from diptych._checks import (
     check_number,
     check_seed,
     count,
+    order_rows,
 )
 from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
@@ -332,7 +333,7 @@ def permutation_test(
         )
     with one_blas_thread(), progress_bar("permutation test", verbose):
         pairs = prepare_pairs(model, X, y, pairing, task, device, covariates)
-        whitened = _whiten_pairs(pairs, blocks, exchange)
+        whitened = _whiten_pairs(pairs, order_rows(blocks, X, "blocks", "X"), exchange)
         if exchange == "rows" and blocks is None:
             _warn_if_serial(pairs)
         _check_free(pairs, whitened.free_rows)

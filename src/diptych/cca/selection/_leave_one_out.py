@@ -16,16 +16,22 @@ where 1/N is the share of the mean, which is fitted too. The captions g of an im
 
 These maps are exactly those of the refitted models. Rivals are mapped without their own image, but their maps
 still contain the image of the query, which pulls them towards it; with many features that alone would make
-strong regularisation look best. So the image of the query is removed from the maps of the rivals too, to
-first order in the influence of the two images on each other: for an image i' and a query of image i,
+strong regularisation look best. So the image of the query is removed from the maps of the rivals too. With
+:math:`r_i = (\bar y_i - \hat y_i)/(1 - h_i)`, the influence :math:`f_{i'i} = h_{i'i}/(1 - h_{i'})` and
+:math:`\delta = 1/(1 - f_{i'i} f_{ii'})`, for an image i' and a query of image i,
 
 .. math::
-    \hat y_{i'}^{(-i'-i)} \approx \hat y_{i'}^{(-i')} - \frac{h_{i'i}}{1-h_{i'}}\,
-    \frac{\bar y_i - \hat y_i}{1 - h_i} .
+    \hat y_{i'}^{(-i'-i)} = \bar y_{i'} - \delta\,(r_{i'} + f_{i'i}\, r_i) ,
+
+which is the second row of :math:`(I - H_{SS})^{-1}` times the residuals of both. A model also subtracts the
+mean of the pairs that it was fitted on, which without both images is smaller by
+:math:`(c_i \bar y_i + c_{i'} \bar y_{i'})/(N - c_i - c_{i'})`. Strong regularisation maps everything close to
+that mean, so both matter most there. For items that are captions, f is a sum over the captions of image i,
+and their lengths take the mean of those, which is exact where each image has one.
 
 The whitening of the query is downdated by its own image, exactly: it multiplies the captions of an image by
-:math:`(I - H_{gg})^{-1}`, and an image by a constant. The lengths of the items are those under the whitening
-of all pairs.
+:math:`(I - H_{gg})^{-1}`, and an image by a constant. The lengths of the items, as mapped for the query, are
+those under the whitening of all pairs.
 """
 
 from __future__ import annotations
@@ -45,7 +51,7 @@ from diptych.cca.selection._problem import Problem, make_problem, make_weights
 from diptych.ranking._ranks import annotate_ranks, search_ranks, tie_slack
 
 SAMPLE = 500
-"""Images that are left out in turn; as queries and items they cost about as much as validation pairs."""
+"""Images that are left out in turn; as queries and items they cost a few times what validation pairs do."""
 
 _MIN_ROUNDINGS = 64  # 1 − h below so many roundings: the fit of a row depends on that row alone
 
@@ -100,8 +106,8 @@ def leave_one_out_ranks(rows: LeftOut, grid: Grid) -> Iterator[tuple[int, int, d
             if mapped is None or y_rows is None:
                 yield i, j, {}
                 continue
-            search = search_scores(problem, mapped, y_rows, w_y.rows[j, :])
-            annotate = annotate_scores(problem, y_rows, w_x.rows[i, :])[truth.described, :]
+            search = search_scores(problem, mapped, y_rows, w_y.rows[j, :], count)
+            annotate = annotate_scores(problem, y_rows, w_x.rows[i, :], count)[truth.described, :]
             if not _is_finite(search) or not _is_finite(annotate):
                 yield i, j, {}
                 continue
@@ -164,18 +170,113 @@ def _rows_by_size(problem: Problem) -> Iterator[Array]:
         yield move_like(order[starts[x_rows][:, None] + np.arange(size)], problem.truth.pairing)
 
 
-def search_scores(problem: Problem, x_rows: Mapped, y_rows: Mapped, w_y: Array) -> Array:
+def search_scores(problem: Problem, x_rows: Mapped, y_rows: Mapped, w_y: Array, count: int) -> Array:
     """Return scores, captions × images, with images mapped without themselves and the query's image."""
     xp = namespace(problem.b)
     pairing = problem.truth.pairing
+    images = xp.arange(problem.truth.x_count, device=device(pairing))
     queries = problem.b * w_y
-    scores = multiply(queries, x_rows.rows.T)
-    # The effect of the query's image on the rivals: one number per caption, times its influence on each
-    # rival.
-    effect = xp.sum(queries * x_rows.residuals[pairing, :], axis=1)
-    correction = x_rows.influence.T[pairing, :] * effect[:, None]
-    correction[xp.arange(pairing.shape[0], device=device(pairing)), pairing] = 0.0
-    return _scale(problem, _without_own_pair(problem, y_rows, scores - correction), x_rows.rows, w_y)
+    means = x_rows.rows + x_rows.residuals
+    rows = _centre(problem, x_rows.rows, means, images, count)
+    products = multiply(queries, rows.T)
+    effect = xp.take_along_axis(products, pairing[:, None], axis=1)
+    learned = x_rows.influence.T[pairing, :] * effect
+    products = products, learned, multiply(queries, means.T)
+    scores, norms = _leave_both_out(problem, x_rows.influence, rows, images, pairing, products, w_y, count)
+    return _scale(problem, _without_own_pair(problem, y_rows, scores), norms[pairing, :])
+
+
+def annotate_scores(problem: Problem, y_rows: Mapped, w_x: Array, count: int) -> Array:
+    """Return scores, images × captions, with captions mapped without their image and the query."""
+    xp = namespace(problem.a)
+    pairing = problem.truth.pairing
+    queries = problem.a * w_x
+    rows = _centre(problem, y_rows.rows, problem.a, pairing, count)
+    products = multiply(queries, rows.T)
+    effect = xp.take_along_axis(products, pairing[None, :], axis=0)
+    learned = group_sum((y_rows.influence * effect).T, pairing, problem.truth.x_count)
+    products = products, learned, multiply(queries, problem.a.T)
+    images = xp.arange(problem.truth.x_count, device=device(pairing))
+    scores, norms = _leave_both_out(problem, y_rows.influence, rows, pairing, images, products, w_x, count)
+    return _scale(problem, scores, norms)
+
+
+def _count_captions(problem: Problem) -> Array:
+    xp = namespace(problem.a)
+    return xp.astype(count_groups(problem.truth.pairing, problem.truth.x_count), problem.a.dtype)
+
+
+def _centre(problem: Problem, rows: Array, truth: Array, images: Array, count: int) -> Array:
+    """Return mapped rows relative to the mean without their image, whose row of ``truth`` is their target."""
+    counts = _count_captions(problem)
+    return rows + (truth * (counts / (count - counts))[:, None])[images, :]
+
+
+def _leave_both_out(
+    problem: Problem,
+    influence: Array,
+    rows: Array,
+    images: Array,
+    owners: Array,
+    products: tuple[Array, Array, Array],
+    weights: Array,
+    count: int,
+) -> tuple[Array, Array]:
+    r"""Return products of queries and items, and the squared lengths of items for the queries of an image.
+
+    Items are mapped without their own image and that of the query; ``images`` are those of the items and
+    ``owners`` those of the queries. With the centred ``rows`` u, the target t of an image and
+    :math:`1 + a = N/(N - c)`, :math:`r = (1 + a)\,t - u`, so that an item of image k is, for image i,
+
+    .. math:: \delta\,(u_k + f u_i) + \big(1 + \tfrac{c_k}{N'} - \delta (1 + a_k)\big)\,t_k +
+              \big(\tfrac{c_i}{N'} - \delta f (1 + a_i)\big)\,t_i, \qquad N' = N - c_i - c_k
+
+    where under strong regularisation all terms are small. ``products`` are those of the queries with the
+    rows, with the rows of their own image times its influence, and with the targets.
+    """
+    xp = namespace(rows)
+    n, there = problem.truth.x_count, device(images)
+    places = xp.arange(n, device=there)
+    counts = _count_captions(problem)
+    own = places[:, None] == images[None, :]
+    with_rows, learned, with_targets = products
+
+    def average(values: Array, groups: Array) -> Array:
+        sizes = xp.astype(count_groups(groups, n), values.dtype)
+        return group_sum(values, groups, n) / sizes[:, None]
+
+    f = group_sum(influence.T, images, n)  # of an image (down) on an item (across)
+    echo = group_sum(influence.T * f[images, :].T, images, n)
+    zero = xp.zeros_like(f)
+    f, echo = xp.where(own, zero, f), xp.where(own, zero, echo)
+    rest = 1.0 - echo
+    smallest = _MIN_ROUNDINGS * float(xp.finfo(rest.dtype).eps)
+    delta = 1.0 / xp.where(rest > smallest, rest, xp.nan * zero)  # such points are not scored
+    n_rest = count - counts[:, None] - xp.where(own, zero, counts[images][None, :] + zero)
+    raised = count / (count - counts)  # 1 + a
+    of_item = 1.0 + counts[images][None, :] / n_rest - delta * raised[images][None, :]
+    of_query = xp.where(own, zero, counts[:, None] / n_rest) - delta * f * raised[:, None]
+
+    own_target = xp.take_along_axis(with_targets, owners[:, None], axis=1)
+    learned = xp.where(own[owners, :], xp.zeros_like(learned), learned)
+    scores = delta[owners, :] * (with_rows + learned)
+    scores = scores + of_item[owners, :] * with_targets[:, images] + of_query[owners, :] * own_target
+
+    # Squared lengths, with the mean of the rows of an image in the place of each of them.
+    by_image = average(rows, images)
+    targets_rows, targets = average(with_rows, owners), average(with_targets, owners)
+    means_rows = multiply(by_image * weights, rows.T)
+    means_targets = average(targets_rows.T, images)
+    target_lengths = xp.linalg.diagonal(targets)
+    rows_own_target = xp.take_along_axis(targets_rows, images[None, :], axis=0)
+    norms = delta**2 * (
+        ((rows * rows) @ weights)[None, :] + 2 * f * means_rows + f**2 * ((by_image**2) @ weights)[:, None]
+    )
+    norms = norms + of_item**2 * target_lengths[images][None, :] + of_query**2 * target_lengths[:, None]
+    norms = norms + 2 * of_item * of_query * targets[:, images]
+    norms = norms + 2 * delta * of_item * (rows_own_target + f * means_targets[:, images])
+    norms = norms + 2 * delta * of_query * (targets_rows + f * xp.linalg.diagonal(means_targets)[:, None])
+    return scores, norms
 
 
 def _without_own_pair(problem: Problem, y_rows: Mapped, rows: Array) -> Array:
@@ -206,22 +307,9 @@ def _slacks(problem: Problem, x_rows: Mapped, y_rows: Mapped, w_x: Array, w_y: A
     return {"search": search, "annotate": annotate[problem.truth.described]}
 
 
-def annotate_scores(problem: Problem, y_rows: Mapped, w_x: Array) -> Array:
-    """Return scores, images × captions, with captions mapped without their image and the query."""
-    xp = namespace(problem.a)
-    pairing = problem.truth.pairing
-    queries = problem.a * w_x
-    scores = multiply(queries, y_rows.rows.T)
-    effect = xp.sum(queries[pairing, :] * y_rows.residuals, axis=1)
-    correction = group_sum((y_rows.influence * effect).T, pairing, problem.truth.x_count)
-    correction[pairing, xp.arange(pairing.shape[0], device=device(pairing))] = 0.0
-    return _scale(problem, scores - correction, y_rows.rows, w_x)
-
-
-def _scale(problem: Problem, products: Array, items: Array, weights: Array) -> Array:
-    """Return the cosine, or ℓ2, up to a constant of the query."""
+def _scale(problem: Problem, products: Array, norms: Array) -> Array:
+    """Return the cosine, or ℓ2, up to a constant of the query; ``norms`` are squared lengths of the items."""
     xp = namespace(products)
-    norms = (items * items) @ weights
     if problem.similarity == "cosine":
         return products / xp.sqrt(xp.where(norms > 0, norms, xp.ones_like(norms)))
     return products - 0.5 * norms

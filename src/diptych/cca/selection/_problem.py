@@ -33,7 +33,7 @@ import numpy as np
 from array_api_compat import device, is_numpy_array
 
 from diptych._arrays import Array, as_dtype, move_like, namespace, to_numpy
-from diptych._checks import InputError, check_pair_of_views
+from diptych._checks import InputError, check_pair_of_views, pair_rows, second_view
 from diptych._threads import map_parallel, multiply
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import project
@@ -119,10 +119,12 @@ def make_problem(
 
 
 def check_validation(validation: Any) -> tuple[Any, ...]:
-    """Return ``validation`` if it is ``(X, Y)`` or ``(X, Y, pairing)``."""
+    """Return ``(X, Y)`` or ``(X, Y, pairing)`` as the latter; Y has two axes."""
     if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
         raise InputError("validation is not (X, Y) or (X, Y, pairing); give the validation pairs like that.")
-    return tuple(validation)
+    x, y, *pairing = validation
+    y = second_view(y)
+    return x, y, pair_rows(x, y, *pairing)
 
 
 def check_widths(spectra: Spectra, x: Array, y: Array) -> None:
