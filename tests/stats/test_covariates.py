@@ -61,7 +61,7 @@ def test_partial_correlations_are_those_of_the_conditional_covariance(seed, n_co
     test = permutation_test((0, 0), x, y, covariates=covariates, n_permutations=1)
     np.testing.assert_allclose(test.correlations, expected, rtol=0, atol=1e-10)
     result = bootstrap((0, 0), x, y, covariates=covariates, n_resamples=2)
-    np.testing.assert_allclose(result.correlations.estimate, expected, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(result.in_sample, expected, rtol=0, atol=1e-10)
 
 
 def test_one_partial_correlation_is_the_textbook_one():
