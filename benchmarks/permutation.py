@@ -42,16 +42,20 @@ def simulate(
     features: tuple[int, int] = (X_FEATURES, Y_FEATURES),
     tails: bool = False,
     subjects: int = 0,
+    scales: bool = False,
 ):
     """Return two views that share a hidden cause for each signal, and are unrelated otherwise.
 
     ``tails``: their noise has Student's t distribution with three degrees of freedom. ``subjects``: rows are
-    repeated measures of so many subjects, who differ in both views.
+    repeated measures of so many subjects, who differ in both views. ``scales``: the noise of each row of a
+    view has a scale of its own, as a multivariate t distribution with three degrees of freedom has.
     """
     rng = np.random.default_rng(seed)
     x, y = (
         rng.standard_t(3, size=(rows, own)) if tails else rng.normal(size=(rows, own)) for own in features
     )
+    if scales:
+        x, y = (view * np.sqrt(3 / rng.chisquare(3, size=(rows, 1))) for view in (x, y))
     for at, strength in enumerate(signals):
         hidden = strength * rng.normal(size=rows)
         x[:, at] += hidden
@@ -131,6 +135,15 @@ CASES = {
     "first real (medium), γ = 50": {"gamma": 50.0, "signals": (3.0,)},
     "first real (strong), γ = 50": {"gamma": 50.0, "signals": (10.0,)},
     "first two real, γ = 50": {"gamma": 50.0, "signals": (6.0, 3.0)},
+    "first real within 6 subjects, blocks, γ = 50": {"gamma": 50.0, "signals": (6.0,), "subjects": 6},
+    "first real, rows of unequal scale, γ = 50": {"gamma": 50.0, "signals": (10.0,), "scales": True},
+    "first real, rows of unequal scale, 100 × (8 + 8) features, γ = 0": {
+        "gamma": 0.0,
+        "rows": 100,
+        "features": (8, 8),
+        "signals": (10.0,),
+        "scales": True,
+    },
 }
 
 

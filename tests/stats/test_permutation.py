@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import kstest
+from scipy.stats import binom, kstest
 from sklearn.datasets import load_linnerud
 
 from diptych import AWCCA, InputError
 from diptych._checks import DataWarning
 from diptych.cca import SpectralFilter
-from diptych.stats import _chains, permutation_test
+from diptych.stats import _chains, classical_tests, permutation_test
 from diptych.stats._chains import Remainder, draw_largest, standard_error
 from diptych.stats._pairs import ExchangeBlocks, prepare_pairs
 from diptych.stats._permutation import METHODS, _remove, _whiten_pairs
@@ -167,6 +167,63 @@ def test_blocks_account_for_subjects():
     names = np.array([f"subject {number}" for number in subject])
     one, other = (permutation_test(GAMMA, x, y, **settings, blocks=labels) for labels in (subject, names))
     np.testing.assert_array_equal(one.null, other.null)
+
+
+@pytest.mark.parametrize("rows_of_y", [1, 2])
+def test_block_means_are_out(rows_of_y):
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 6, 40)
+    pairing = np.repeat(np.arange(40), rows_of_y)
+    x, y = rng.normal(size=(40, 5)), rng.normal(size=(40 * rows_of_y, 4))
+    y[:, 0] += x[pairing, 0]
+    options = {"blocks": blocks, "n_permutations": 30, "n_components": 2}
+    test = permutation_test((2.0, 3.0), x, y, pairing, **options)
+    dummies = np.eye(6)[blocks]
+    centred_x, centred_y = (
+        view - design @ np.linalg.lstsq(design, view)[0]
+        for view, design in ((x, dummies), (y, dummies[pairing]))
+    )
+    model = AWCCA(params=(2.0, 3.0), verbose=False).fit(centred_x, centred_y, pairing)
+    np.testing.assert_allclose(test.correlations, model.models_["search"].correlations[:2], atol=1e-10)
+    exchange = ExchangeBlocks.of_pairs(blocks, pairing, 40)
+    orders = [exchange.permute(np.random.default_rng([0, 0, 1 + number])) for number in range(30)]
+    expected = permuted_correlations((2.0, 3.0), centred_x, centred_y, orders, pairing)
+    np.testing.assert_allclose(test.null[:, 0], expected, rtol=1e-9)
+    # What is constant in a block changes nothing.
+    more_x, more_y = x + 9 * rng.normal(size=(6, 5))[blocks], y + 9 * rng.normal(size=(6, 4))[blocks][pairing]
+    other = permutation_test((2.0, 3.0), more_x, more_y, pairing, **options)
+    np.testing.assert_allclose(other.null, test.null, rtol=1e-7)
+    np.testing.assert_allclose(other.correlations, test.correlations, rtol=1e-9)
+
+
+def test_correlations_within_blocks_are_partial_ones():
+    rng = np.random.default_rng(1)
+    blocks = np.arange(60) % 7
+    x, y = rng.normal(size=(60, 4)), rng.normal(size=(60, 3))
+    test = permutation_test((0, 0), x, y, blocks=blocks, n_permutations=1)
+    expected = classical_tests(x, y, covariates=np.eye(7)[blocks])
+    np.testing.assert_allclose(test.correlations, expected.correlations, atol=1e-10)
+    x[:, 0] = blocks
+    assert len(permutation_test((0, 0), x, y, blocks=blocks, n_permutations=1).correlations) == 3
+    with pytest.raises(InputError, match="X is constant within every block"):
+        permutation_test((0, 0), x[:, :1], y, blocks=blocks)
+
+
+def test_a_second_component_is_not_found_falsely_beside_a_real_one_and_subjects():
+    subject, found = np.repeat(np.arange(10), 5), 0
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        shared = 3 * rng.normal(size=(50, 1)), 3 * rng.normal(size=(10, 3))[subject]
+        x, y = rng.normal(size=(50, 6)), rng.normal(size=(50, 5))
+        for view in (x, y):
+            view[:, :1] += shared[0]
+            view[:, 1:4] += shared[1]
+        test = permutation_test(
+            (1.0, 1.0), x, y, blocks=subject, n_permutations=79, n_components=2, random_state=seed
+        )
+        assert test.p_values[0] <= 0.05
+        found += int(test.p_corrected[1] <= 0.05)
+    assert found <= binom.ppf(0.999, 120, 0.06)
 
 
 def test_neither_engine_nor_chunks_nor_backend_change_the_result(monkeypatch):
@@ -384,4 +441,4 @@ def test_few_arrangements_are_pointed_out():
     x, y = unrelated(0)
     blocks = np.array([0, 0, 0, 1, 1, *range(2, 17)])
     with pytest.warns(DataWarning, match="only 12 arrangements, so no p-value can be much below 0.083"):
-        permutation_test(GAMMA, x, y, n_permutations=20, blocks=blocks, n_components=2)
+        permutation_test(GAMMA, x, y, n_permutations=20, blocks=blocks, n_components=1)

@@ -1,4 +1,4 @@
-"""Covariates: what they explain of both views is regressed out."""
+"""Covariates, and blocks of rows: what they explain of both views is regressed out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych._arrays import Array, Floats, move_like, namespace, to_numpy
+from diptych._arrays import Array, Floats, group_sum, move_like, namespace, to_numpy
 from diptych._checks import InputError, check_view, order_rows, second_view
 
 _EXPLAINED = 16
@@ -86,9 +86,8 @@ class Regression:
             slope = products @ residuals
             residuals = residuals - scores_ @ slope
             intercept, slopes = intercept + mean, slopes + slope
-        size = xp.sqrt(weights_ @ (view * view))
-        left = xp.sqrt(weights_ @ (residuals * residuals))
-        is_left = left > _EXPLAINED * (1 + scores.shape[1]) ** 0.5 * epsilon * size
+        tolerance = epsilon * (1 + scores.shape[1]) ** 0.5
+        is_left = _find_left(view, residuals, weights_, tolerance)
         if not bool(xp.any(is_left)):
             raise InputError(
                 f"the covariates explain {name} completely, so nothing is left to correlate; give fewer "
@@ -102,6 +101,48 @@ class Regression:
         return (
             xp.astype(view, xp.float64) - self.intercept - move_like(scores, view, xp.float64) @ self.slopes
         )
+
+
+def _find_left(view: Array, residuals: Array, weights: Array, tolerance: float) -> Array:
+    """Return which features have residuals beyond rounding error, relative to their size."""
+    xp = namespace(view)
+    size, left = (xp.sqrt(weights @ (rows * rows)) for rows in (view, residuals))
+    return left > _EXPLAINED * tolerance * size
+
+
+def subtract_block_means(
+    x: Array, y: Array, pairing: Array, codes: np.ndarray[Any, np.dtype[np.int64]]
+) -> tuple[Array, Array]:
+    """Subtract the means of blocks of rows of X from both views, over pairs: a regression on the blocks."""
+    owners = to_numpy(pairing)
+    counts = np.bincount(owners, minlength=len(codes)).astype(np.float64)
+    return (
+        _subtract_means(x, codes, counts, "X"),
+        _subtract_means(y, codes[owners], np.ones(len(owners)), "Y"),
+    )
+
+
+def _subtract_means(
+    view: Array, codes: np.ndarray[Any, np.dtype[np.int64]], weights: Floats, name: str
+) -> Array:
+    xp = namespace(view)
+    epsilon = float(xp.finfo(view.dtype).eps)
+    view = xp.astype(view, xp.float64)
+    n_blocks = int(codes.max()) + 1
+    totals = np.bincount(codes, weights=weights, minlength=n_blocks)
+    totals_ = move_like(np.where(totals > 0, totals, 1.0), view)[:, None]
+    blocks, weights_ = move_like(codes, view), move_like(weights, view)
+    residuals = view
+    for _ in range(2):  # the second time removes what rounding left
+        sums = group_sum(residuals * weights_[:, None], blocks, n_blocks)
+        residuals = residuals - (sums / totals_)[blocks, :]
+    is_left = _find_left(view, residuals, weights_, epsilon)
+    if not bool(xp.any(is_left)):
+        raise InputError(
+            f"{name} is constant within every block, so exchanges within blocks change nothing; average each "
+            "block, and test without blocks."
+        )
+    return xp.where(is_left, residuals, xp.zeros_like(residuals))
 
 
 def regress_out(

@@ -33,7 +33,7 @@ from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._settings import params_by_task
 from diptych.cca._sklearn import find_names, order_pairs
-from diptych.stats._covariates import check_covariates, regress_out
+from diptych.stats._covariates import check_covariates, regress_out, subtract_block_means
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ class PreparedPairs:
     """Normalised pairs, their spectra, the filters of both views, and the names of the features, if any.
 
     With covariates, both views are what these leave, and ``scores`` are their orthonormal combinations, a row
-    for each row of X; see ``CovariateBasis``.
+    for each row of X; see ``CovariateBasis``. With blocks, the views have lost their means in each.
     """
 
     x: Array
@@ -59,6 +59,7 @@ class PreparedPairs:
     names_x: list[str] | None
     names_y: list[str] | None
     scores: Floats
+    n_blocks: int = 1
 
     @property
     def n_covariates(self) -> int:
@@ -66,9 +67,14 @@ class PreparedPairs:
         return int(self.scores.shape[1])
 
     @property
+    def n_removed(self) -> int:
+        """The dimensions that covariates and block means take from the pairs, beside the intercept."""
+        return self.n_covariates + self.n_blocks - 1
+
+    @property
     def free_spectra(self) -> Spectra:
-        """The spectra with as many pairs as covariates leave dimensions: n − c."""
-        return replace(self.spectra, count=self.spectra.count - self.n_covariates)
+        """The spectra with as many pairs as are left: n, less those dimensions."""
+        return replace(self.spectra, count=self.spectra.count - self.n_removed)
 
 
 def count_components(n_components: int | None, most: int) -> int:
@@ -88,12 +94,13 @@ def prepare_pairs(
     task: Task,
     device: str | None = None,
     covariates: Any = None,
+    blocks: Any = None,
 ) -> PreparedPairs:
     """Return the pairs, normalised as those of ``model`` and on ``device``, with its filters of a task.
 
     ``model`` is a fitted ``AWCCA`` or a pair ``(γ_x, γ_y)``. γ is in units of a sum over pairs, so the γ of a
-    model that was fitted on another number of pairs is scaled. Covariates are regressed out of the normalised
-    views.
+    model that was fitted on another number of pairs is scaled. Covariates, or the
+    means of blocks, are regressed out of the normalised views.
     """
     task = check_task(task)
     if isinstance(model, AWCCA):
@@ -115,10 +122,17 @@ def prepare_pairs(
     if columns is not None:
         _, basis, (x, y) = regress_out(x, y, pairing, columns)
         scores = basis.scores(columns)
+    n_blocks = 1
+    if blocks is not None:
+        codes = block_codes(blocks, int(x.shape[0]))
+        paired = np.unique(to_numpy(pairing))
+        n_blocks = len(np.unique(codes[paired]))
+        if n_blocks < len(paired):  # otherwise there is nothing to exchange
+            x, y = subtract_block_means(x, y, pairing, codes)
     if not isinstance(model, AWCCA):
         of_pairs = spectra(x, y, pairing)
         filters = make_filters("tikhonov", params_by_task(model)[task], of_pairs.s_x, of_pairs.s_y)
-        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores)
+        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores, n_blocks)
     for view, name, mean in ((x, "X", model.x_mean_), (y, "Y", model.y_mean_)):
         if view.shape[1] != mean.shape[0]:
             raise InputError(
@@ -130,7 +144,7 @@ def prepare_pairs(
     factor = 1.0 if fitted_on is None else of_pairs.count / fitted_on.count
     filter_x, filter_y = model.models_.filters[task]
     filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
-    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores)
+    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores, n_blocks)
 
 
 def is_pair(model: Any) -> bool:

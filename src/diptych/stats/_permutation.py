@@ -55,7 +55,8 @@ class PermutationTest:
     Attributes
     ----------
     correlations
-        The observed correlations Σ: the singular values of the regularised T, descending.
+        The observed correlations Σ: the singular values of the regularised T, descending. With covariates,
+        partial ones; with blocks that are not exchanged, those within blocks.
     p_values
         Of each correlation, with the earlier components removed.
     standard_errors
@@ -63,8 +64,8 @@ class PermutationTest:
         times √(p(1 − p)) for the first component, and more for later ones, whose permutations are drawn in
         chains.
     p_corrected
-        The largest p-value up to each component. If the components are taken in order up to the first one
-        above α, the probability that any of them is a false discovery is α at most.
+        The largest p-value up to each component: take the components in order up to the first one above α.
+        What is then guaranteed, and what is not, is in the notes of ``permutation_test``.
     null
         Permutations × components: the largest correlation of what remains, under permutation.
     n_permutations, random_state, method
@@ -249,7 +250,9 @@ def permutation_test(
         Seeds the permutations, which are the same whatever the engine.
     blocks
         One label per row of X, such as the subject: rows change places only within their block. For repeated
-        measures.
+        measures. What is constant in a block can then not be tested, and is taken out: the block means are
+        subtracted from both views (unless whole blocks are exchanged), and the correlations are those within
+        blocks.
     exchange
         What changes places. ``"rows"``: any rows, or those of a block, which have to be independent.
         ``"shift"``: rows of X, in the order of time, move along Y in a circle, in each block by a number of
@@ -289,10 +292,18 @@ def permutation_test(
     Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
     keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). Neighbours in a chain are
     alike, so these p-values differ more between seeds than those of as many independent permutations:
-    ``standard_errors`` says how much, and more permutations make it less. The weights are exact for
-    unrelated Gaussian views without regularisation; with heavy tails or small blocks, p-values of later
-    components are too small, but not the corrected ones. ``benchmarks/permutation.py calibrate`` measures how
-    p-values are distributed.
+    ``standard_errors`` says how much, and more permutations make it less.
+
+    **What is guaranteed**: the first p-value is right for any distribution, any number of features and any
+    regularisation that has not seen the pairing, if unrelated rows that change places are independent and
+    alike in distribution (within their block, apart from the block's mean). So if nothing at all is related,
+    any corrected p-value is α or less with a probability of at most α. With covariates, this holds for
+    Gaussian errors. **What is not guaranteed**: p-values of later components. Their weights are exact for
+    unrelated Gaussian views without regularisation, and the rest of a view is permuted as if its rows were
+    alike in scale. With heavy tails, small blocks or rows of unequal scale they may be too small, and beside
+    a real component so may the corrected ones. With ``method="stepwise"``, shifts or whole blocks there is
+    less to rely on still. ``benchmarks/permutation.py calibrate`` measures how p-values are distributed, in
+    these cases too.
 
     An intercept and c covariates leave n − 1 − c dimensions. Residuals of both views are orthogonal to the
     covariates, and permuted residuals are not: views from which covariates were regressed out beforehand are
@@ -332,16 +343,19 @@ def permutation_test(
             "longer belong to one block; give one of them."
         )
     with one_blas_thread(), progress_bar("permutation test", verbose):
-        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates)
-        whitened = _whiten_pairs(pairs, order_rows(blocks, X, "blocks", "X"), exchange)
+        blocks = order_rows(blocks, X, "blocks", "X")
+        within = blocks if exchange != "blocks" else None
+        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates, within)
+        whitened = _whiten_pairs(pairs, blocks, exchange)
         if exchange == "rows" and blocks is None:
             _warn_if_serial(pairs)
-        _check_free(pairs, whitened.free_rows)
+        free_rows = len(whitened.blocks.labels) - 1 - pairs.n_removed
         whitened.blocks.check()
+        _check_free(pairs, free_rows)
         rotated, correlations = whitened.rotate()
         # Above rounding error, and with rows left to permute.
         above_rounding = int(np.count_nonzero(correlations > correlations[0] * 1e-10))
-        most = max(1, min(above_rounding, whitened.free_rows // 2))
+        most = max(1, min(above_rounding, free_rows // 2))
         n_components = count_components(n_components, most)
         seed = make_seed(random_state)
         null = np.empty((n_permutations, n_components))
@@ -446,6 +460,7 @@ def _check_free(pairs: PreparedPairs, free_rows: int) -> None:
     # A view without regularisation that spans all there is, is only rotated by a permutation.
     if ones or free_x >= free_rows or free_y >= spectra.count - 1:
         removed = f" without {count(pairs.n_covariates, 'covariate')}" if pairs.n_covariates else ""
+        removed += f" in {count(pairs.n_blocks, 'block')}" if pairs.n_blocks > 1 else ""
         raise InputError(
             f"the correlations are the same whatever the pairing, so there is nothing to test: {free_x} and "
             f"{free_y} directions without regularisation are too many for {pairs.spectra.count} "
@@ -466,11 +481,6 @@ class WhitenedPairs:
     b: Array
     removed: Array
     blocks: ExchangeBlocks
-
-    @property
-    def free_rows(self) -> int:
-        """The dimensions that intercept and covariates leave."""
-        return int(self.removed.shape[0] - self.removed.shape[1])
 
     def rotate(self) -> tuple[WhitenedPairs, Floats]:
         """Return the views in the coordinates of the canonical variates, and the correlations of those."""
