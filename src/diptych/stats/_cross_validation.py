@@ -169,7 +169,7 @@ def cross_validated_correlations(
             variates_x.append(to_numpy(u)[to_numpy(test.pairing)] * scale)
             variates_y.append(to_numpy(v) * scale)
             in_sample.append(to_numpy(canonical.train_correlations))
-            sizes.append(int(test_x.shape[0]))
+            sizes.append(int(u.shape[0]))
             progress((number + 1) / len(splits))
     kept = count_components(n_components, min(map(len, in_sample)))
     variates_x, variates_y = ([u[:, :kept] for u in views] for views in (variates_x, variates_y))
