@@ -193,6 +193,11 @@ def test_block_means_are_out(rows_of_y):
     other = permutation_test((2.0, 3.0), more_x, more_y, pairing, **options)
     np.testing.assert_allclose(other.null, test.null, rtol=1e-7)
     np.testing.assert_allclose(other.correlations, test.correlations, rtol=1e-9)
+    torch = pytest.importorskip("torch")
+    tensors = permutation_test(
+        (2.0, 3.0), torch.asarray(x), torch.asarray(y), torch.asarray(pairing), **options
+    )
+    np.testing.assert_allclose(tensors.null, test.null, rtol=1e-9)
 
 
 def test_correlations_within_blocks_are_partial_ones():

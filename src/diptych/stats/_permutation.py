@@ -299,10 +299,10 @@ def permutation_test(
     any corrected p-value is α or less with a probability of at most α. With covariates, this holds for
     Gaussian errors. **What is not guaranteed**: p-values of later components. Their weights are exact for
     unrelated Gaussian views without regularisation, and the rest of a view is permuted as if its rows were
-    alike in scale. With heavy tails, small blocks or rows of unequal scale they may be too small, and beside a
-    real component so may the corrected ones. With ``method="stepwise"``, shifts or whole blocks there is less
-    to rely on still. ``benchmarks/permutation.py calibrate`` measures how p-values are distributed, in these
-    cases too.
+    alike in scale. With heavy tails, small blocks or rows of unequal scale they may be too small, and beside
+    a real component so may the corrected ones. With ``method="stepwise"``, shifts or whole blocks there is
+    less to rely on still. ``benchmarks/permutation.py calibrate`` measures how p-values are distributed, in
+    these cases too.
 
     An intercept and c covariates leave n − 1 − c dimensions. Residuals of both views are orthogonal to the
     covariates, and permuted residuals are not: views from which covariates were regressed out beforehand are
