@@ -389,7 +389,7 @@ def test_a_paragraph_describes_what_was_done():
     settings = {"n_permutations": 9, "method": "stepwise", "n_components": 2}
     text = permutation_test(GAMMA, *unrelated(1, 40), blocks=blocks, **settings).describe()
     assert "(γ = 20 for X, γ = 30 for Y)" in text
-    assert "9 permutations of the pairs within blocks" in text
+    assert "9 permutations of the pairs within blocks, whose means were subtracted" in text
     assert "left out of both views (Winkler et al., 2020)" in text
     assert "Metropolis" not in text
     assert "Of 2 components, none were significant at 5 % (component 1: " in text
