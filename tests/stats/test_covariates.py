@@ -215,10 +215,11 @@ def test_rows_are_normalised_before_covariates_are_regressed_out():
         np.testing.assert_allclose(function(model, x), function((0.2, 3.0), unit), atol=1e-9)
 
 
-def test_a_resample_has_its_own_regression():
+@pytest.mark.parametrize("blocks", [None, np.arange(50) // 2])
+def test_a_resample_has_its_own_regression(blocks):
     x, y, covariates = confounded(12, 50, (4, 3), 3, 1.0)
     pairs = prepare_pairs((5.0, 4.0), x, y, None, "search", covariates=covariates)
-    sample = prepare_resamples(pairs, regularized_cca(pairs.spectra, *pairs.filters, 2), None, 1)
+    sample = prepare_resamples(pairs, regularized_cca(pairs.spectra, *pairs.filters, 2), blocks, 1)
     (refit,) = refit_resamples(sample, range(7, 8))
     rows = np.repeat(np.arange(50), sample.blocks.draw(7).astype(int))
     design = np.hstack([np.ones((50, 1)), covariates])[rows]
@@ -292,6 +293,15 @@ def test_wrong_covariates_are_explained(covariates, message, compute):
     x, y, _ = confounded(0)
     with pytest.raises(InputError, match=message):
         compute(x, y, covariates=covariates)
+
+
+def test_covariates_and_blocks_are_not_exchanged_together():
+    x, y, covariates = confounded(0)
+    with pytest.raises(InputError, match="covariates and blocks are not supported together"):
+        permutation_test((1, 1), x, y, covariates=covariates, blocks=np.arange(40) % 4)
+    # The folds of the one are whole blocks.
+    result = cross_validated_correlations((1, 1), x, y, covariates=covariates, blocks=np.arange(40) % 4, cv=4)
+    assert result.folds.shape == (4, 8)
 
 
 def test_too_many_covariates_are_explained():

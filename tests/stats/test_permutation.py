@@ -194,6 +194,11 @@ def test_block_means_are_out(rows_of_y):
     other = permutation_test((2.0, 3.0), more_x, more_y, pairing, **options)
     np.testing.assert_allclose(other.null, test.null, rtol=1e-7)
     np.testing.assert_allclose(other.correlations, test.correlations, rtol=1e-9)
+    torch = pytest.importorskip("torch")
+    tensors = permutation_test(
+        (2.0, 3.0), torch.asarray(x), torch.asarray(y), torch.asarray(pairing), **options
+    )
+    np.testing.assert_allclose(tensors.null, test.null, rtol=1e-9)
 
 
 def test_correlations_within_blocks_are_partial_ones():
@@ -385,7 +390,7 @@ def test_a_paragraph_describes_what_was_done():
     settings = {"n_permutations": 9, "method": "stepwise", "n_components": 2}
     text = permutation_test(GAMMA, *unrelated(1, 40), blocks=blocks, **settings).describe()
     assert "(γ = 20 for X, γ = 30 for Y)" in text
-    assert "9 permutations of the pairs within blocks" in text
+    assert "9 permutations of the pairs within blocks, whose means were subtracted" in text
     assert "left out of both views (Winkler et al., 2020)" in text
     assert "Metropolis" not in text
     assert "Of 2 components, none were significant at 5 % (component 1: " in text

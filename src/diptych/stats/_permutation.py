@@ -137,7 +137,8 @@ class PermutationTest:
                 f"{count(self.n_covariates, 'covariate')} leave, and permuted there (Theil, 1965; Huh and "
                 "Jhun, 2001; Winkler et al., 2020)."
             )
-        within = " within blocks" if self.has_blocks and self.exchange != "blocks" else ""
+        is_within = self.has_blocks and self.exchange != "blocks"
+        within = " within blocks, whose means were subtracted from both views" if is_within else ""
         noun = {"rows": "pairs", "shift": "pairs by circular shifts", "blocks": "whole blocks of pairs"}
         sentences.append(
             f"The correlations were tested by {count(self.n_permutations, 'permutation')} of the "
