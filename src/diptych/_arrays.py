@@ -26,9 +26,9 @@ _COUNTED_ROWS = 2**15  # rows of a mask that are converted to numbers at a time,
 
 def is_sparse(array: Any) -> bool:
     """Return whether ``array`` is a sparse matrix or array of SciPy."""
-    # There is none unless somebody has imported the module.
-    sparse = sys.modules.get("scipy.sparse")
-    return sparse is not None and bool(sparse.issparse(array))
+    # There is none unless somebody has imported the module, which another thread may be about to do.
+    issparse = getattr(sys.modules.get("scipy.sparse"), "issparse", None)
+    return issparse is not None and bool(issparse(array))
 
 
 def dense_like(array: Array) -> Array:

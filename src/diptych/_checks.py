@@ -256,7 +256,8 @@ def check_matrix(view: Any, name: str = "X", *, n_features: int | None = None, s
         raise InputError(f"{name} is a sparse matrix; give a dense array, for example {name}.{dense}().")
     columns = check_column_names(view, name)
     # There is no masked array unless somebody has imported its module.
-    if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(view, masked.MaskedArray):
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is not None and isinstance(view, masked):
         raise InputError(
             f"{name} is a masked array, whose mask would be ignored; fill the masked values "
             f"({name}.filled(...)) or leave those rows out."
@@ -347,8 +348,8 @@ def are_missing(values: Any) -> Any:
         return ~np.isfinite(values)
     if values.dtype != object:
         return np.zeros(values.shape, dtype=bool)
-    if (pandas := sys.modules.get("pandas")) is not None:
-        return pandas.isna(values)
+    if (isna := getattr(sys.modules.get("pandas"), "isna", None)) is not None:
+        return isna(values)
     return np.asarray([value is None or value != value for value in values.flat]).reshape(values.shape)
 
 
@@ -433,8 +434,9 @@ def order_rows(values: Any, view: Any, name: str, view_name: str) -> Any:
 def _row_labels(view: Any) -> Any:
     """Return the row labels of a series or data frame of pandas, or None."""
     index = getattr(view, "index", None)
-    pandas = sys.modules.get("pandas")  # there is no index unless somebody has imported it
-    return index if pandas is not None and isinstance(index, pandas.Index) else None
+    # There is no index unless somebody has imported pandas.
+    labels = getattr(sys.modules.get("pandas"), "Index", None)
+    return index if labels is not None and isinstance(index, labels) else None
 
 
 def _find_rows(wanted: Any, labels: Any, wanted_name: str, name: str) -> Any:

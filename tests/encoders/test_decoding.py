@@ -2,6 +2,7 @@ import contextlib
 import io
 import struct
 import sys
+import types
 import zlib
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from diptych import InputError
 from diptych.encoders import UnreadableImage, open_image
-from diptych.encoders._decoding import _available_formats
+from diptych.encoders._decoding import _available_formats, is_image
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -240,3 +241,10 @@ def test_heic_images_are_decoded_within_the_limits(tmp_path):
             open_image(whole[:length])
         assert "\n" not in str(caught.value)
         assert "pillow-heif" not in str(caught.value)
+
+
+def test_nothing_is_an_image_while_another_thread_imports_pillow(monkeypatch):
+    image = Image.new("RGB", (1, 1))
+    assert is_image(image)
+    monkeypatch.setitem(sys.modules, "PIL.Image", types.ModuleType("PIL.Image"))
+    assert not is_image("photo.jpg")

@@ -119,8 +119,9 @@ def open_image(
 
 def is_image(value: object) -> bool:
     """Return whether a value is a Pillow image; there is none before Pillow is imported."""
-    pillow = sys.modules.get("PIL.Image")
-    return pillow is not None and isinstance(value, pillow.Image)
+    # Another thread may be importing it, so that the module is there before its class.
+    image = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    return image is not None and isinstance(value, image)
 
 
 def _too_large(name: str, size: str, max_pixels: int) -> UnreadableImage:

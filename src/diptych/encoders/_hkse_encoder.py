@@ -313,8 +313,8 @@ def map_features(features: Fourier | None, x: Array) -> Array:
 
 def is_hkse(value: object) -> TypeGuard[HKSE]:
     """Return whether a value is the estimator ``HKSE``; there is none before its module is imported."""
-    module = sys.modules.get("diptych.encoders._hkse")
-    return module is not None and isinstance(value, module.HKSE)
+    estimator = getattr(sys.modules.get("diptych.encoders._hkse"), "HKSE", None)
+    return estimator is not None and isinstance(value, estimator)
 
 
 def split_table(table: WordVectors, count: int, *, halve: bool) -> tuple[WordVectors, QueryWords]:

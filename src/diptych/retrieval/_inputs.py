@@ -558,7 +558,8 @@ def _check_length(n: int, values: Sequence[Any], name: str) -> None:
 
 def _is_missing(value: Any) -> bool:
     """Return whether a value says that there is none: NaN, or what pandas and NumPy have in its place."""
-    if (pandas := sys.modules.get("pandas")) is not None and value is pandas.NA:
+    missing = getattr(sys.modules.get("pandas"), "NA", None)
+    if missing is not None and value is missing:
         return True
     return isinstance(value, float | date | np.generic) and bool(value != value)
 
