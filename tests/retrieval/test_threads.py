@@ -56,8 +56,8 @@ class Presence:
     def check(self, hits, start, end, whole=True):
         ids = [hit.id for hit in hits]
         assert len(set(ids)) == len(ids), "an item was found twice"
-        scores = [hit.score for hit in hits]
-        assert scores == sorted(scores, reverse=True)
+        # Where a graph is asked for more, what it finds late stands behind, by products that round differently.
+        assert np.diff([hit.score for hit in hits]).max(initial=-1.0) < 1e-6
         for name in ids:
             assert self.began[name] <= end, f"{name} was found before it was added"
             assert self.ended.get(name, np.inf) >= start, f"{name} was found after it was removed"
