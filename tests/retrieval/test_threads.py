@@ -56,7 +56,7 @@ class Presence:
     def check(self, hits, start, end, whole=True):
         ids = [hit.id for hit in hits]
         assert len(set(ids)) == len(ids), "an item was found twice"
-        # Where a graph is asked for more, what it finds late stands behind, by products that round differently.
+        # What a graph finds late stands behind, by products that round differently.
         assert np.diff([hit.score for hit in hits]).max(initial=-1.0) < 1e-6
         for name in ids:
             assert self.began[name] <= end, f"{name} was found before it was added"
