@@ -8,7 +8,9 @@ all images are the queries. Everything is chosen on pairs that the fit holds out
 - text search: the best cosine of a query with an item's captions, both as MiniLM encodes them;
 - reciprocal rank fusion of these two, 1 / (60 + rank) for each, of their best 1,000.
 
-``--cost`` measures what it costs instead, beside items that captions do not place.
+``--cost`` measures what it costs instead, beside items that captions do not place. ``--rules`` measures what
+the rules rest on: how recall depends on the weight of the captions, and how far the offset that is chosen is
+from the best one.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ SIZES, SEEDS, IMAGES = (6000, 2000, 500), 3, 8000
 DEPTH, SMOOTHING = 1000, 60
 BLOCK = 1000
 COST_SIZE, REPEATS = 6000, 7
+WEIGHTS, NUMBERS = (0.2, 0.35, 0.5, 0.65, 0.8), (1, 2, 4)
+OFFSETS = np.arange(0.0, 0.26, 0.01)
+ASKED = 3000
 
 Hits = np.ndarray
 """The best ten items of each query, best first."""
@@ -45,6 +50,15 @@ NOTE_PROBABILITIES = (
     "Expected calibration error of the probability of the first hit, in 15 bins of equal width, mean of "
     "three draws: for first hits with captions and without, and for queries that mean an image with captions "
     "and without. Held out: images on which the probabilities were measured."
+)
+NOTE_WEIGHTS = (
+    "AW-CCA. Geometric mean of the r@1, in percent, of images with captions and without, at the best "
+    "offset for both, where w is the weight of the mean direction of so many captions beside that of the "
+    f"image; {ASKED:,} queries, mean of three draws."
+)
+NOTE_OFFSETS = (
+    "AW-CCA. The offset that the fit chose on held-out pairs and that follows the library, and the one with "
+    f"the greatest geometric mean of both kinds' r@1 in it; {ASKED:,} queries."
 )
 NOTE_COST = (
     f"AW-CCA, {COST_SIZE:,} images with four captions each; the median of {REPEATS} runs side by side, one "
@@ -182,6 +196,70 @@ def measure_cost(x: np.ndarray, y: np.ndarray) -> list[dict[str, str]]:
     return rows
 
 
+def weigh_captions(images: np.ndarray, captions: np.ndarray, weight: float) -> np.ndarray:
+    """Return unit vectors of images moved towards the mean direction of their captions."""
+    means = captions.mean(axis=1)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    moved = (1 - weight) * images + weight * means
+    return moved / np.linalg.norm(moved, axis=1, keepdims=True)
+
+
+def measure_offsets(scores: np.ndarray, rows: np.ndarray, has_captions: np.ndarray) -> np.ndarray:
+    """Return both kinds' r@1 for each of the ``OFFSETS``; row i of the scores is for image ``rows[i]``."""
+    places = np.arange(len(rows))
+    right, rivals = scores[places, rows], scores.copy()
+    rivals[places, rows] = -np.inf
+    best, other = rivals[:, has_captions].max(axis=1), rivals[:, ~has_captions].max(axis=1)
+    kind = has_captions[rows]
+    hits = [right - offset * kind > np.maximum(best - offset, other) for offset in OFFSETS]
+    return np.array([[100 * hit[kind].mean(), 100 * hit[~kind].mean()] for hit in hits])
+
+
+def measure_rules(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> tuple[np.ndarray, list[float]]:
+    """Return the best geometric mean of both kinds' r@1 for each number and weight of captions.
+
+    And the offset that is chosen, the best one, and the share of the best geometric mean that it reaches.
+    """
+    fitted, queries, others = draw(size, seed)
+    has_captions = np.isin(np.arange(IMAGES), fitted)
+    searcher = make_library(x, y, size, seed, None).searcher
+    projector = searcher.projectors["search"]
+    rows = np.random.default_rng([seed, 1]).permutation(IMAGES)[:ASKED]
+    items, asked = projector.items(x), projector.queries(y[queries[rows]])
+    captions = projector.queries(y[others[fitted].ravel()]).reshape(size, CAPTIONS - 1, -1)
+    best = np.zeros((len(NUMBERS), len(WEIGHTS)))
+    chosen: list[float] = []
+    for at, number in enumerate(NUMBERS):
+        for place, weight in enumerate(WEIGHTS):
+            placed = items.copy()
+            placed[fitted] = weigh_captions(items[fitted], captions[:, :number], weight)
+            means = np.sqrt(measure_offsets(asked @ placed.T, rows, has_captions).prod(axis=1))
+            best[at, place] = means.max()
+            if (number, weight) == (NUMBERS[-1], 0.5):
+                offset = searcher.fitted.offsets["search"].compute(size, IMAGES - size)
+                reached = float(np.interp(offset, OFFSETS, means))
+                chosen = [offset, float(OFFSETS[means.argmax()]), 100 * reached / means.max()]
+    return best, chosen
+
+
+def list_rules(
+    x: np.ndarray, y: np.ndarray, seeds: range
+) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the tables of weights and of offsets."""
+    weights, offsets = [], []
+    for size in SIZES:
+        measured = [measure_rules(x, y, size, seed) for seed in seeds]
+        means = np.mean([best for best, _ in measured], axis=0)
+        for number, values in zip(NUMBERS, means, strict=True):
+            columns = {f"w = {w}": f"{value:.1f}" for w, value in zip(WEIGHTS, values, strict=True)}
+            weights.append({"with captions": f"{size:,}", "captions": f"{number}", **columns})
+        for seed, (_, (offset, best, share)) in zip(seeds, measured, strict=True):
+            row = {"with captions": f"{size:,}", "draw": f"{seed + 1}", "chosen b": f"{offset:.3f}"}
+            offsets.append(row | {"best b": f"{best:.2f}", "of the best geometric mean": f"{share:.1f} %"})
+        print(*weights[-len(NUMBERS) :], *offsets[-len(seeds) :], sep="\n", flush=True)
+    return weights, offsets
+
+
 def _clock(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
@@ -191,6 +269,7 @@ def _clock(run: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cost", action="store_true", help="measure seconds, not recall")
+    parser.add_argument("--rules", action="store_true", help="measure what the rules rest on")
     parser.add_argument("--trial", action="store_true", help="one draw of each, and record nothing")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -200,6 +279,12 @@ def main() -> None:
         print(*rows, sep="\n")
         if not options.trial:
             record("library_cost", rows, NOTE_COST)
+        return
+    if options.rules:
+        weights, offsets = list_rules(x, y, range(1 if options.trial else SEEDS))
+        if not options.trial:
+            record("library_weights", weights, NOTE_WEIGHTS)
+            record("library_offsets", offsets, NOTE_OFFSETS)
         return
     recalls, errors = [], []
     for model, preset in PRESETS.items():

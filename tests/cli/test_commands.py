@@ -26,7 +26,7 @@ COMMANDS |= {f"encode {name}": entry for name, entry in Encode.table.items()}
 
 def find_function(command):
     """Return the function of a command."""
-    return getattr(import_module(f"diptych.cli.{COMMANDS[command]}"), command.replace(" ", "_"))
+    return getattr(import_module(f"diptych.cli.{COMMANDS[command][0]}"), command.replace(" ", "_"))
 
 
 HEAVY = {
