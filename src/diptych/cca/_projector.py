@@ -409,8 +409,8 @@ def place_halfway(items: Float32s, partners: Float32s, pairing: Any) -> Float32s
     angle to one that is still to come. The rule is the simplest, the sum of both unit vectors:
     z/‖z‖ + ȳ/‖ȳ‖ with ȳ the mean of the partners' unit vectors. On photos, w = ½ is as good as any weight
     for four captions and for two; one caption alone would deserve about a third, with which both kinds of
-    photos are found 3 to 5 % more often (measured by ``benchmarks/library.py``). Items without partners stay as
-    they are.
+    photos are found 3 to 5 % more often (measured by ``benchmarks/library.py``). Items without partners stay
+    as they are.
 
     The predictions of training items are drawn to their own partners (by their leverage h: z is
     (1 − h) times what a fit without them predicts, plus hȳ). That pull is in the same direction and weaker,
