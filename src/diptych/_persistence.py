@@ -174,7 +174,11 @@ def check_own(folder: Path, *names: str) -> None:
     """Refuse to write to a model folder, a real path, if one of its names is a link or a device."""
     for path in (folder / name for name in names):
         is_link = os.path.realpath(path) != os.fspath(path)
-        if is_link or (path.exists() and not path.is_file() and not path.is_dir()):
+        try:
+            mode = path.stat().st_mode  # asked once: a file of SQLite's may go at any moment
+        except OSError:
+            mode = stat.S_IFREG  # not there
+        if is_link or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             reason = "a link, through which nothing is written" if is_link else "neither a file nor a folder"
             raise InputError(f"{path} is {reason}; move it away.")
 
