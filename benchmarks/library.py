@@ -34,7 +34,7 @@ SIZES, SEEDS, IMAGES = (6000, 2000, 500), 3, 8000
 DEPTH, SMOOTHING = 1000, 60
 BLOCK = 1000
 COST_SIZE, REPEATS = 6000, 7
-WEIGHTS, NUMBERS = (0.2, 0.35, 0.5, 0.65, 0.8), (1, 2, 4)
+WEIGHTS, NUMBERS = (0.15, 0.25, 0.4, 0.57, 0.75), (1, 2, 4)
 OFFSETS = np.arange(0.0, 0.26, 0.01)
 ASKED = 3000
 
@@ -235,7 +235,7 @@ def measure_rules(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> tuple[n
             placed[fitted] = weigh_captions(items[fitted], captions[:, :number], weight)
             means = np.sqrt(measure_offsets(asked @ placed.T, rows, has_captions).prod(axis=1))
             best[at, place] = means.max()
-            if (number, weight) == (NUMBERS[-1], 0.5):
+            if (number, weight) == (NUMBERS[-1], WEIGHTS[-2]):
                 offset = searcher.fitted.offsets["search"].compute(size, IMAGES - size)
                 reached = float(np.interp(offset, OFFSETS, means))
                 chosen = [offset, float(OFFSETS[means.argmax()]), 100 * reached / means.max()]

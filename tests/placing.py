@@ -10,7 +10,7 @@ def unit(rows):
 
 
 def place_by_hand(items, partners, pairing, projector=None):
-    """Return vectors of items halfway between their directions and those of their partners.
+    """Return vectors of items between their directions and those of their partners, 3 to their number.
 
     Row j of ``partners``, vectors of queries, belongs to item ``pairing[j]``. With a projector, each part is
     placed alone, and the correction is that of where the items are now.
@@ -22,9 +22,11 @@ def place_by_hand(items, partners, pairing, projector=None):
     for dimension, weight in sizes:
         columns = slice(start, start + dimension)
         sums = np.zeros((len(items), dimension), items.dtype)
+        numbers = np.zeros((len(items), 1), items.dtype)
         for row, partner in zip(pairing, unit(partners[:, columns]), strict=True):
             sums[row] += partner
-        placed.append(weight * unit(unit(items[:, columns]) + unit(sums)))
+            numbers[row] += 1
+        placed.append(weight * unit(3 * unit(items[:, columns]) + numbers * unit(sums)))
         start += dimension
     vectors = np.hstack(placed)
     if projector is not None and projector.hubness is not None:

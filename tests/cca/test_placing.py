@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diptych import AWCCA
 from diptych.cca._correction import Correction, Hubness
-from diptych.cca._projector import place_halfway
+from diptych.cca._projector import place_between
 from tolerance import assert_close
 
 TASKS = ("search", "annotate")
@@ -33,14 +33,14 @@ def place_by_hand(items, partners, pairing):
     rows = []
     for at, item in enumerate(np.asarray(items, np.float64)):
         its = unit(np.asarray(partners, np.float64)[pairing == at])
-        rows.append(unit(item) + unit(its.mean(axis=0)) if len(its) else item)
+        rows.append(3 * unit(item) + len(its) * unit(its.mean(axis=0)) if len(its) else item)
     return np.array(rows)
 
 
 @given(seed=draws, n_items=sizes, n_partners=sizes)
-def test_an_item_lies_halfway_between_itself_and_the_mean_of_its_partners(seed, n_items, n_partners):
+def test_an_item_lies_between_itself_and_the_mean_of_its_partners(seed, n_items, n_partners):
     items, partners, pairing = draw(seed, n_items, n_partners)
-    placed = place_halfway(items, partners, pairing)
+    placed = place_between(items, partners, pairing)
     # A mean of directions that nearly cancel each other has a direction that is mostly rounding.
     assert_close(placed, place_by_hand(items, partners, pairing), 8, condition=100)
     alone = np.setdiff1d(np.arange(n_items), pairing)
@@ -50,12 +50,12 @@ def test_an_item_lies_halfway_between_itself_and_the_mean_of_its_partners(seed, 
 @given(seed=draws, item_scale=st.floats(1e-6, 1e6), scales=st.integers(0, 10_000))
 def test_lengths_and_order_of_partners_do_not_count(seed, item_scale, scales):
     items, partners, pairing = draw(seed, 4, 9)
-    rng, expected = np.random.default_rng(scales), place_halfway(items, partners, pairing)
+    rng, expected = np.random.default_rng(scales), place_between(items, partners, pairing)
     longer = (partners * 10 ** rng.uniform(-6, 6, (9, 1))).astype(np.float32)
-    assert_close(place_halfway(items, longer, pairing), expected, 8, condition=100)
+    assert_close(place_between(items, longer, pairing), expected, 8, condition=100)
     order = rng.permutation(9)
-    assert_close(place_halfway(items, partners[order], pairing[order]), expected, 8, condition=100)
-    scaled = place_halfway(items * np.float32(item_scale), partners, pairing)
+    assert_close(place_between(items, partners[order], pairing[order]), expected, 8, condition=100)
+    scaled = place_between(items * np.float32(item_scale), partners, pairing)
     assert_close(unit(scaled), unit(expected), 8, condition=100)
 
 
@@ -63,7 +63,7 @@ def test_lengths_and_order_of_partners_do_not_count(seed, item_scale, scales):
 def test_partners_in_its_own_direction_leave_an_item_there(seed, count):
     items, _, _ = draw(seed, 3, 1)
     pairing = np.repeat(np.arange(3), count)
-    assert_close(unit(place_halfway(items, 7 * items[pairing], pairing)), unit(items), 8)
+    assert_close(unit(place_between(items, 7 * items[pairing], pairing)), unit(items), 8)
 
 
 @given(seed=draws)
@@ -72,10 +72,11 @@ def test_partners_draw_an_item_to_a_query_like_them(seed):
     pairing = np.arange(5)
     before, after = (
         np.sum(unit(rows) * unit(partners), axis=1)
-        for rows in (items, place_halfway(items, partners, pairing))
+        for rows in (items, place_between(items, partners, pairing))
     )
     assert np.all(after >= before - 1e-6)
-    assert_close(after, np.sqrt((1 + before) / 2), 8, condition=100)  # half of the angle
+    # Three times the item and once the partner.
+    assert_close(after, (3 * before + 1) / np.sqrt(10 + 6 * before), 8, condition=100)
 
 
 @pytest.fixture(scope="module")

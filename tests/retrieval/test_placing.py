@@ -27,7 +27,7 @@ def place(row, partners):
     """Where an item lies by hand, from its vector and those of its partners."""
     if not len(partners):
         return unit(row)
-    return unit(unit(row) + unit(unit(np.array(partners)).mean(axis=0)))
+    return unit(3 * unit(row) + len(partners) * unit(unit(np.array(partners)).mean(axis=0)))
 
 
 def read_vectors(retriever, task):

@@ -327,7 +327,8 @@ class TestWhatPhotosSay:
             with Image.open(photos / "a.jpg") as photo:
                 expected = to_unit_length(image([photo.convert("RGB")]))
             if texts:
-                expected += to_unit_length(to_unit_length(words(texts)).mean(axis=0, keepdims=True))
+                directions = to_unit_length(words(texts)).mean(axis=0, keepdims=True)
+                expected = 3 * expected + len(texts) * to_unit_length(directions)
             np.testing.assert_allclose(stored[:3], to_unit_length(expected)[0], atol=1e-5)
             assert stored[-1] == pytest.approx(-0.1 if texts else 0.0)
 

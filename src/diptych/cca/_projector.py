@@ -12,7 +12,7 @@ vectors whose inner product ranks, so that one kind of index serves every model:
 - **Hubness**: a correction b(u) is one number for an item, subtracted from its score for every query, and a
   query gets the share g(v) of it. So an item has −b(u) as one more coordinate, and a query has g(v).
 - **Partners**: an item may have rows of the other view that belong to it, such as an image with captions.
-  Then it lies halfway between its direction and theirs, :func:`place_halfway`.
+  Then it lies between its direction and theirs, :func:`place_between`.
 
 So vectors have at most one coordinate beside those of the parts, and an index for inner products searches by
 them exactly.
@@ -47,6 +47,9 @@ Float32s: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 UNCORRECTED = "uncorrected"
 """The name of all parts without the hubness correction."""
+
+SCATTER = np.float32(3.0)
+"""How much more partners scatter around an item than it is predicted wrong, as variances."""
 
 _SHORT = 1e-15
 """A length below which float32 is not exact in the sum of squares."""
@@ -181,14 +184,14 @@ class Projector:
         """Return vectors of items, from a matrix of features or named blocks of them.
 
         ``partners`` are features of the other view, of which row j belongs to item ``pairing[j]`` (None: row
-        to row). An item that has some lies halfway between itself and them; with ℓ2, they change nothing.
+        to row). An item that has some lies between itself and them; with ℓ2, they change nothing.
         """
         projected, lengths = self._project(features, self.searched)
         if partners is not None and not self.euclidean:
             others, _ = self._project(partners, self.queried)
             rows = check_pairing(pairing, len(projected[0]), others[0])
             pairs = zip(projected, others, strict=True)
-            projected = [place_halfway(its_own, theirs, rows) for its_own, theirs in pairs]
+            projected = [place_between(its_own, theirs, rows) for its_own, theirs in pairs]
             lengths = [np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in projected]
         vectors = self._scale(projected, lengths, [part.weight for part in self.parts])
         if self.euclidean:
@@ -396,7 +399,7 @@ class Projector:
         return np.asarray(scaled[0] if len(scaled) == 1 else np.concatenate(scaled, axis=1), np.float32)
 
 
-def place_halfway(items: Float32s, partners: Float32s, pairing: Any) -> Float32s:
+def place_between(items: Float32s, partners: Float32s, pairing: Any) -> Float32s:
     r"""Return directions of items that are known by themselves and by rows of the other view.
 
     Let :math:`\theta` be where an item is in the space of the queries. Its own features predict it with an
@@ -405,12 +408,10 @@ def place_halfway(items: Float32s, partners: Float32s, pairing: Any) -> Float32s
 
     .. math:: E(\theta \mid z, \bar y) = (1 - w) z + w \bar y, \qquad w = \frac{n}{n + \sigma^2/\tau^2}.
 
-    Directions are compared, so lengths do not count, and the query is another partner: what matters is the
-    angle to one that is still to come. The rule is the simplest, the sum of both unit vectors:
-    z/‖z‖ + ȳ/‖ȳ‖ with ȳ the mean of the partners' unit vectors. On photos, w = ½ is as good as any weight
-    for four captions and for two; one caption alone would deserve about a third, with which both kinds of
-    photos are found 3 to 5 % more often (measured by ``benchmarks/library.py``). Items without partners stay
-    as they are.
+    Directions are compared, so lengths do not count: z and ȳ are the unit vectors of the item and of the sum of
+    its partners' unit vectors. The ratio of the variances is ``SCATTER``, so that w is ¼, ⅖ and 4/7 for one,
+    two and four partners. These are among the best weights on photos with as many captions
+    (``benchmarks/library.py`` measures it). Items without partners stay as they are.
 
     The predictions of training items are drawn to their own partners (by their leverage h: z is
     (1 − h) times what a fit without them predicts, plus hȳ). That pull is in the same direction and weaker,
@@ -422,7 +423,8 @@ def place_halfway(items: Float32s, partners: Float32s, pairing: Any) -> Float32s
     rows, starts = np.unique(pairing[order], return_index=True)
     totals = np.add.reduceat(to_unit_length(partners)[order], starts, axis=0)
     placed = items.copy()
-    placed[rows] = to_unit_length(items[rows]) + to_unit_length(totals)
+    counts = np.diff(starts, append=len(order)).astype(np.float32)[:, None]
+    placed[rows] = SCATTER * to_unit_length(items[rows]) + counts * to_unit_length(totals)
     return placed
 
 

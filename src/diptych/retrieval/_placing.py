@@ -1,7 +1,7 @@
 r"""Items that are known by more than their own features: images with captions, beside images without.
 
-**Where they lie.** An item with partners lies halfway between its own direction and theirs
-(``diptych.cca._projector.place_halfway`` has the derivation). For a text that means one of its captions, it
+**Where they lie.** An item with partners lies between its own direction and theirs
+(``diptych.cca._projector.place_between`` has the derivation). For a text that means one of its captions, it
 scores higher than where its own features put it; but so it does for many other texts, and items without
 partners would hardly be found among many that have some.
 
