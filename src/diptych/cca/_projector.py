@@ -408,9 +408,9 @@ def place_between(items: Float32s, partners: Float32s, pairing: Any) -> Float32s
 
     .. math:: E(\theta \mid z, \bar y) = (1 - w) z + w \bar y, \qquad w = \frac{n}{n + \sigma^2/\tau^2}.
 
-    Directions are compared, so lengths do not count: z and ȳ are the unit vectors of the item and of the sum of
-    its partners' unit vectors. The ratio of the variances is ``SCATTER``, so that w is ¼, ⅖ and 4/7 for one,
-    two and four partners. These are among the best weights on photos with as many captions
+    Directions are compared, so lengths do not count: z and ȳ are the unit vectors of the item and of the sum
+    of its partners' unit vectors. The ratio of the variances is ``SCATTER``, so that w is ¼, ⅖ and 4/7 for
+    one, two and four partners. These are among the best weights on photos with as many captions
     (``benchmarks/library.py`` measures it). Items without partners stay as they are.
 
     The predictions of training items are drawn to their own partners (by their leverage h: z is
