@@ -10,6 +10,7 @@ from statsmodels.multivariate.multivariate_ols import _MultivariateOLS
 
 from diptych import AWCCA, InputError
 from diptych.cca import regularized_cca
+from diptych.cca._covariates import CovariateBasis
 from diptych.stats import (
     bootstrap,
     classical_tests,
@@ -17,7 +18,6 @@ from diptych.stats import (
     loadings,
     permutation_test,
 )
-from diptych.stats._covariates import CovariateBasis
 from diptych.stats._pairs import prepare_pairs
 from diptych.stats._permutation import _remove, _whiten_pairs
 from diptych.stats._resampling import prepare_resamples, refit_resamples

@@ -11,7 +11,7 @@ import numpy as np
 from diptych._arrays import Floats, to_numpy
 from diptych._checks import InputError, check_pair_of_views, count, second_view
 from diptych.cca import Tikhonov, regularized_cca, spectra
-from diptych.stats._covariates import check_covariates, regress_out
+from diptych.cca._covariates import check_covariates, regress_out
 from diptych.stats._tables import format_number, format_p, format_table, import_pandas
 
 

@@ -22,9 +22,9 @@ from diptych._checks import (
 )
 from diptych._progress import progress_bar
 from diptych.cca import AWCCA, Engine, normalize, project
+from diptych.cca._covariates import check_covariates, regress_out
 from diptych.cca._settings import params_by_task, plain_pair, scale_params
 from diptych.cca.selection._grids import PairRows, select_rows
-from diptych.stats._covariates import check_covariates, regress_out
 from diptych.stats._pairs import Ints, block_codes, check_unweighted, count_components, is_pair
 from diptych.stats._tables import component_frame, format_components
 

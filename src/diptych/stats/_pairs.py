@@ -30,10 +30,10 @@ from diptych._checks import (
 from diptych._devices import copy_to_device
 from diptych._threads import map_parallel
 from diptych.cca import AWCCA, Engine, Spectra, normalize, spectra
+from diptych.cca._covariates import check_covariates, regress_out, subtract_block_means
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._settings import params_by_task
 from diptych.cca._sklearn import find_names, order_pairs
-from diptych.stats._covariates import check_covariates, regress_out, subtract_block_means
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")

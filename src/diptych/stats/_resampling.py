@@ -13,10 +13,10 @@ from diptych._checks import InputError, count
 from diptych._threads import multiply
 from diptych.cca import CanonicalModel, Spectra, Tikhonov, TruncatedSVD, regularized_cca
 from diptych.cca._canonical import check_components, forced_ones
+from diptych.cca._covariates import CovariateBasis
 from diptych.cca._filters import AnyFilter, scale_filter
 from diptych.cca._spectra import decompose_gram
 from diptych.cca.selection._grids import select_rows
-from diptych.stats._covariates import CovariateBasis
 from diptych.stats._pairs import Ints, PreparedPairs, ResampledBlocks
 
 BLOCK_BYTES = 2**26
