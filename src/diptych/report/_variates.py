@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -238,8 +239,9 @@ def draw_arrows(
     axes.set_title(title, fontsize=TEXT_SIZE, parse_math=False)
     style_axes(axes)
     labels = [shorten(label, LONGEST_FEATURE) for label in labels]
-    column = max(text_width(label, TEXT_SIZE - 1) for label in labels) + 0.6
-    add_legend(figure, artists, labels, ncols=int(ARROW_WIDTH / column), fontsize=TEXT_SIZE - 1)
+    per_row = int(ARROW_WIDTH / (max(text_width(label, TEXT_SIZE - 1) for label in labels) + 0.6))
+    n_columns = math.ceil(len(labels) / math.ceil(len(labels) / per_row))
+    add_legend(figure, artists, labels, ncols=n_columns, fontsize=TEXT_SIZE - 1)
     return finish_figure(figure, file)
 
 
