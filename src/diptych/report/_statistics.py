@@ -368,7 +368,7 @@ def draw_cross_correlations(
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
     columns = check_covariates(covariates, X, int(x.shape[0]))
     if columns is not None:
-        _, _, (x, y) = regress_out(x, y, pairing, columns)
+        *_, (x, y) = regress_out(x, y, pairing, columns)
     names = [make_labels(*side) for side in zip("xy", (x.shape[1], y.shape[1]), named, strict=True)]
     (x, varying_x), (y, varying_y) = _standardize(x[pairing, :], "X"), _standardize(y, "Y")
     table = x.T @ y
