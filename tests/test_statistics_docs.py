@@ -1,4 +1,4 @@
-"""The examples of docs/statistics.md run, print what the page says, and draw its figures."""
+"""The examples of the pages on statistics run, print what the pages say, and draw their figures."""
 
 import importlib.util
 import re
@@ -10,7 +10,8 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("pandas", reason="pandas is not installed")
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "statistics.md"
+PAGES = {"statistics": 10, "designs": 8}
+"""The pages, and the least number of outputs of each."""
 NUMBER = re.compile(r"(-?\d+(?:\.\d*)?)")
 
 
@@ -35,11 +36,12 @@ def compare(printed, expected):
         assert abs(float(own) - float(other)) <= 1.01 * 10.0**-decimals * (decimals > 0), (own, other)
 
 
-def test_the_page_says_what_its_examples_print(tmp_path, monkeypatch):
-    page = PAGE.read_text("utf-8")
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_its_examples_print(name, tmp_path, monkeypatch):
+    page = (DOCS / f"{name}.md").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
     new = load_page_runner().run_page(page)
-    assert len(outputs(page)) == len(outputs(new)) >= 10
+    assert len(outputs(page)) == len(outputs(new)) >= PAGES[name]
     for printed, expected in zip(outputs(new), outputs(page), strict=True):
         compare(printed, expected)
     drawn = {path.name for path in tmp_path.glob("*.png")}
@@ -49,8 +51,9 @@ def test_the_page_says_what_its_examples_print(tmp_path, monkeypatch):
     assert all((DOCS / name).is_file() for name in measured)
 
 
-def test_figures_of_the_page_are_small():
-    figures = list(DOCS.glob("statistics-*.png"))
+@pytest.mark.parametrize("name", PAGES)
+def test_figures_of_a_page_are_small(name):
+    figures = list(DOCS.glob(f"{name}-*.png"))
     assert figures
     assert all(path.stat().st_size < 150_000 for path in figures)
 

@@ -150,6 +150,13 @@ def test_the_maps_show_the_scores_and_the_choice(path):
         assert not axes.patch.get_hatch()
 
 
+def test_the_axes_of_the_maps_have_the_names_of_the_views(path):
+    figure = draw_regularization_path(path, views=("brain", "behaviour"))
+    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes[:2]] == [
+        ("γ of brain", "γ of behaviour")
+    ] * 2
+
+
 def test_only_exact_scores_are_drawn():
     training, validation = make_pairs(0)
     path = AWCCA(grid=8).fit(*training, validation=validation).path_

@@ -7,8 +7,21 @@ import numpy as np
 import pytest
 
 from diptych import AWCCA, InputError
-from diptych.report import draw_biplot, draw_correlations, draw_loadings, draw_variates
-from diptych.stats import bootstrap, cross_validated_correlations, loadings, permutation_test
+from diptych.report import (
+    draw_arrows,
+    draw_biplot,
+    draw_correlations,
+    draw_cross_correlations,
+    draw_loadings,
+    draw_variates,
+)
+from diptych.stats import (
+    CrossValidatedCorrelations,
+    bootstrap,
+    cross_validated_correlations,
+    loadings,
+    permutation_test,
+)
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
@@ -241,6 +254,167 @@ def test_variates_of_several_rows_of_y_for_one_of_x():
     np.testing.assert_allclose(np.corrcoef(u, v)[0, 1], model.models_["search"].train_correlations[0])
 
 
+class HeldOut(CrossValidatedCorrelations):
+    """A cross-validation with held-out variates."""
+
+    def __init__(self, u, v, fold_of):
+        rows = {"held_out_x": u, "held_out_y": v, "fold_of": np.asarray(fold_of)}
+        vars(self).update(rows)
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    u, v = make_views(80, 2, 2, seed=4)
+    u[:5] = v[:5] = np.nan
+    return HeldOut(u, v, np.concatenate([np.full(5, -1), np.arange(75) % 9]))
+
+
+def test_held_out_variates_have_the_regression_line_and_band_of_statsmodels(held_out):
+    ols = pytest.importorskip("statsmodels.api").OLS
+    figure = draw_variates(held_out, component=1, views=("brain", "behaviour"))
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "variate 2 of brain (standard deviations)"
+    assert axes.get_ylabel() == "variate 2 of behaviour (standard deviations)"
+    u, v = (view[5:, 1] / view[5:, 1].std() for view in (held_out.held_out_x, held_out.held_out_y))
+    points, band = axes.collections
+    np.testing.assert_allclose(points.get_offsets(), np.column_stack([u, v]))
+    colors = points.get_facecolors()
+    assert (colors[0] == colors[9]).all()
+    assert (colors[0] != colors[1]).any()
+    line = axes.lines[0].get_xydata()
+    design = np.column_stack([np.ones(101), line[:, 0]])
+    fit = ols(v, np.column_stack([np.ones(75), u])).fit()
+    expected = fit.get_prediction(design).summary_frame(alpha=0.05)
+    np.testing.assert_allclose(line[:, 1], expected["mean"], atol=1e-10)
+    vertices = band.get_paths()[0].vertices
+    for i in range(0, 101, 20):
+        at = vertices[np.isclose(vertices[:, 0], line[i, 0]), 1]
+        limits = expected[["mean_ci_lower", "mean_ci_upper"]].iloc[i]
+        np.testing.assert_allclose([at.min(), at.max()], limits)
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    r = np.corrcoef(u, v)[0, 1]
+    assert words[0] == f"75 held-out pairs, coloured by their 9 folds: r = {r:.2f}"
+    assert not overlapping_texts(figure)
+
+
+def arrows(axes):
+    """Return the starts and the ends of all arrows."""
+    parts = axes.collections
+    starts = np.concatenate([part.XY for part in parts])
+    return starts, starts + np.concatenate([np.column_stack([part.U, part.V]) for part in parts])
+
+
+def test_arrows_go_from_the_variates_of_x_to_those_of_y(model, views):
+    canonical = model.models_["search"]
+    figure = draw_arrows(model, *views, components=(2, 0), views=("genes", "lipids"))
+    expected = []
+    for view, weights in zip(views, (canonical.x_weights, canonical.y_weights), strict=True):
+        variates = (view - view.mean(axis=0)) @ weights[:, [2, 0]]
+        expected.append(variates / variates.std(axis=0))
+    for drawn, right in zip(arrows(figure.axes[0]), expected, strict=True):
+        np.testing.assert_allclose(drawn, right)
+        assert np.all(np.abs(right) <= np.abs([figure.axes[0].get_xlim(), figure.axes[0].get_ylim()]).max())
+    assert figure.axes[0].get_title() == "from genes (marker) to lipids (tip)"
+    assert figure.axes[0].get_xlabel() == "component 3 (standard deviations)"
+
+
+def test_arrows_of_a_group_have_its_colour(views):
+    pandas = pytest.importorskip("pandas")
+    x, y = (pandas.DataFrame(view[:30], [f"unit {i}" for i in range(30)]) for view in views)
+    x.columns, y.columns = ([f"{name}{i}" for i in range(size)] for name, size in (("a", 6), ("b", 5)))
+    model = AWCCA(params=(1.0, 1.0)).fit(x, y)
+    groups = pandas.Series([("low", "middle", LONG[0])[i % 3] for i in range(30)], x.index)
+    with pytest.warns(UserWarning, match="matched by label"):
+        figure = draw_arrows(model, x, y, groups=groups[::-1])
+    plain = draw_arrows(model, x, y)
+    starts, ends = arrows(plain.axes[0])
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words[1:] == ["low", "middle"]
+    assert words[0].startswith("a name of a")
+    for part, first in zip(figure.axes[0].collections, (2, 0, 1), strict=True):
+        np.testing.assert_allclose(part.XY, starts[first::3])
+        np.testing.assert_allclose(part.XY + np.column_stack([part.U, part.V]), ends[first::3])
+    assert len({tuple(part.get_facecolor()[0]) for part in figure.axes[0].collections}) == 3
+    assert not overlapping_texts(figure)
+
+
+def test_groups_are_of_rows_of_x():
+    x, y = make_views(30)
+    pairing = np.repeat(np.arange(15), 2)
+    model = AWCCA(params=(1.0, 1.0)).fit(x[:15], y, pairing)
+    figure = draw_arrows(model, x[:15], y, pairing, groups=np.arange(15) < 5)
+    assert [len(part.U) for part in figure.axes[0].collections] == [20, 10]
+
+
+def label_texts(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def test_cross_correlations_are_those_of_numpy_in_the_order_of_the_clusters(views):
+    from scipy.cluster.hierarchy import leaves_list, linkage
+
+    x, y = views
+    figure = draw_cross_correlations(x, y, views=("brain", "behaviour"))
+    axes = figure.axes[0]
+    table = np.corrcoef(x.T, y.T)[:6, 6:]
+    drawn = axes.images[0].get_array()
+    rows, columns = ([int(name[1:]) for name in label_texts(axis)] for axis in (axes.yaxis, axes.xaxis))
+    np.testing.assert_allclose(drawn, table[np.ix_(rows, columns)])
+    assert sorted(rows) == list(range(6))
+    assert sorted(columns) == list(range(5))
+    for order, values in ((rows, table), (columns, table.T)):
+        strongest = np.argsort(-np.abs(values).max(axis=1))
+        tree = linkage(values[strongest], "average", optimal_ordering=True)
+        leaves = list(strongest[leaves_list(tree)])
+        assert order in (leaves, leaves[::-1])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("behaviour", "brain")
+    assert not overlapping_texts(figure)
+
+
+def test_the_strongest_features_are_shown_and_constant_ones_left_out():
+    x, y = make_views(50, 9, 30)
+    x[:, 4] = 0.1
+    figure = draw_cross_correlations(x, y, most=3)
+    strength = np.abs(np.corrcoef(np.delete(x, 4, axis=1).T, y.T)[:8, 8:])
+    strongest = np.delete(np.arange(9), 4)[np.argsort(-strength.max(axis=1))[:3]]
+    assert sorted(label_texts(figure.axes[0].yaxis)) == sorted(f"x{i}" for i in strongest)
+    assert figure.axes[0].get_xlabel() == "Y\n(the 3 strongest of 30)"
+    assert figure.axes[0].get_ylabel() == "X\n(the 3 strongest of 8)"
+    assert not overlapping_texts(figure)
+
+
+def test_covariates_make_cross_correlations_partial():
+    x, y = make_views(50, 2, 1)
+    z = np.random.default_rng(9).normal(size=(50, 2))
+    x, y = x + z @ [[1.0, 2.0], [0.5, 0.1]], y + z[:, :1]
+    figure = draw_cross_correlations(x, y[:, 0], covariates=z)
+    drawn = figure.axes[0].images[0].get_array()[:, 0]
+    for name, value in zip(label_texts(figure.axes[0].yaxis), drawn, strict=True):
+        inverse = np.linalg.inv(np.cov(np.column_stack([x[:, int(name[1])], y, z]).T))
+        np.testing.assert_allclose(value, -inverse[0, 1] / np.sqrt(inverse[0, 0] * inverse[1, 1]))
+    assert figure.axes[-1].get_ylabel() == "partial correlation"
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")  # a font for Chinese may not be installed
+def test_names_of_cross_correlations_do_not_overlap():
+    pandas = pytest.importorskip("pandas")
+    names = [[f"{LONG[i % len(LONG)]} {i}" for i in range(size)] for size in (70, 3)]
+    x, y = (
+        pandas.DataFrame(view, columns=columns)
+        for view, columns in zip(make_views(40, 70, 3), names, strict=True)
+    )
+    for figure in (
+        draw_cross_correlations(x, y, most=60, views=(LONG[0], LONG[1])),
+        draw_cross_correlations(y, x, most=60, views=(LONG[0], LONG[1])),
+    ):
+        assert not overlapping_texts(figure)
+        labels = [
+            label for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis) for label in axis.get_ticklabels()
+        ]
+        assert sum("$x_1$" in label.get_text() for label in labels) > 5
+        assert not any(label.get_parse_math() for label in labels)
+
+
 def test_figures_are_written(test, model, views, tmp_path):
     result, file = loadings(model), tmp_path / "figure.png"
     for draw in (
@@ -248,13 +422,15 @@ def test_figures_are_written(test, model, views, tmp_path):
         lambda: draw_loadings(result, 0, file),
         lambda: draw_biplot(result, (0, 1), file),
         lambda: draw_variates(model, *views, file=file),
+        lambda: draw_arrows(model, *views, file=file),
+        lambda: draw_cross_correlations(*views, file=file),
     ):
         file.unlink(missing_ok=True)
         draw()
         assert file.stat().st_size > 2000
 
 
-def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
+def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals, held_out):
     result, without_null = loadings(model), dataclasses.replace(test, null=test.null * np.nan)
     small = loadings(AWCCA(params=(1.0, 1.0)).fit(views[0][:, :2], views[1]))
     refused = [
@@ -278,6 +454,21 @@ def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals):
         (lambda: draw_variates(AWCCA(), *views), "not fitted"),
         (lambda: draw_variates(result, *views), "give a fitted AWCCA"),
         (lambda: draw_correlations(test, "figure.gif"), "png"),
+        (lambda: draw_variates(model), "y is None"),
+        (lambda: draw_variates(model, *views, views="XY"), "not a pair of names"),
+        (lambda: draw_variates(held_out, *views), "pairs and a task of their own"),
+        (lambda: draw_variates(held_out, task="annotate"), "pairs and a task of their own"),
+        (lambda: draw_variates(held_out, component=2), "counted from 0 to 1"),
+        (lambda: draw_variates(HeldOut(*np.eye(2)[:, :, None], [0, 1])), "three or more held-out pairs"),
+        (lambda: draw_arrows(model, *views, components=(1, 1)), "not two components"),
+        (lambda: draw_arrows(model, *views, components=(0, 5)), "counted from 0 to 4"),
+        (lambda: draw_arrows(model, *views, groups=np.arange(40)), "40 labels; give at most 7"),
+        (lambda: draw_arrows(model, *views, groups=["a"]), "groups has shape"),
+        (lambda: draw_arrows(model, *views, groups=[None] + ["a"] * 39), "groups has no label"),
+        (lambda: draw_arrows(result, *views), "give a fitted AWCCA"),
+        (lambda: draw_cross_correlations(*views, most=61), "at most 60"),
+        (lambda: draw_cross_correlations(views[0] * 0.0 + 0.1, views[1]), "no feature of X varies"),
+        (lambda: draw_cross_correlations(views[0][1:], views[1]), "without a pairing"),
     ]
     for draw, words in refused:
         with pytest.raises((InputError, ValueError), match=words):

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
         table,
         verdict,
     )
-    from diptych.report._statistics import draw_biplot, draw_correlations, draw_loadings, draw_variates
+    from diptych.report._statistics import (
+        draw_biplot,
+        draw_correlations,
+        draw_cross_correlations,
+        draw_loadings,
+    )
+    from diptych.report._variates import draw_arrows, draw_variates
 
 __all__ = [
     "Html",
@@ -33,8 +39,10 @@ __all__ = [
     "best_cells",
     "bullets",
     "code",
+    "draw_arrows",
     "draw_biplot",
     "draw_correlations",
+    "draw_cross_correlations",
     "draw_loadings",
     "draw_recall_curves",
     "draw_regularization_path",
@@ -74,6 +82,7 @@ __getattr__, __dir__ = export_lazily(
             "table",
             "verdict",
         ],
-        "_statistics": ["draw_biplot", "draw_correlations", "draw_loadings", "draw_variates"],
+        "_statistics": ["draw_biplot", "draw_correlations", "draw_cross_correlations", "draw_loadings"],
+        "_variates": ["draw_arrows", "draw_variates"],
     },
 )

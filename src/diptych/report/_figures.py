@@ -199,7 +199,7 @@ def draw_regularization_path(
     metric
         One of the path's metrics; None: the one that the choice was made by.
     views
-        What the titles call an item of each view.
+        What the titles and axes call an item of each view.
 
     Examples
     --------
@@ -217,7 +217,8 @@ def draw_regularization_path(
             "there is no regularisation path to draw: path_ is None if params were given or γ came from "
             "theory; fit with params=None and selection='validation'."
         )
-    name, titles = path.metric if metric is None else metric, task_titles(check_view_names(views))
+    name, view_names = path.metric if metric is None else metric, check_view_names(views)
+    titles = task_titles(view_names)
     if name not in path.scores["search"]:
         names = ", ".join(sorted(path.scores["search"]))
         raise InputError(f"the path has no {name!r}; it has {names} (fit with path_metrics='all' for more).")
@@ -241,8 +242,9 @@ def draw_regularization_path(
             axes.plot(*place, marker="o", clip_on=False, **ring)
         chosen = f"({_format(path, path.grid.x[i])}, {_format(path, path.grid.y[j])})"
         axes.set_title(f"{titles[task]}\nselected {chosen}: {scores[i, j]:.1f}", fontsize=9)
-        for side, values in (("x", path.grid.x[order[0]]), ("y", path.grid.y[order[1]])):
-            _label_axis(axes, side, [_format(path, value) for value in values], f"{symbol} of {side.upper()}")
+        sides = zip("xy", (path.grid.x[order[0]], path.grid.y[order[1]]), view_names, strict=True)
+        for side, values, view in sides:
+            _label_axis(axes, side, [_format(path, value) for value in values], f"{symbol} of {view}")
         bar = figure.colorbar(heat_map, ax=[axes])
         bar.set_label(name, fontsize=9)
         bar.ax.tick_params(labelsize=8)

@@ -1,4 +1,4 @@
-"""Figures of a canonical correlation analysis: correlations, loadings and canonical variates."""
+"""Figures of a canonical correlation analysis: correlations of components and of features, loadings."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
+from scipy.cluster.hierarchy import dendrogram, linkage
 
 from diptych._arrays import Array, to_numpy
-from diptych._checks import InputError, Task, check_count, check_pairing, check_task, pair_rows
-from diptych.cca import AWCCA
-from diptych.cca._sklearn import order_pairs
-from diptych.cca._view_map import BlockUse, ViewMap
+from diptych._checks import InputError, check_count, check_pair_of_views, second_view
+from diptych.cca._covariates import check_covariates, regress_out
+from diptych.cca._sklearn import find_names
 from diptych.report._figures import (
     BLUE,
-    COLORS,
     MARKERS,
     TEXT_SIZE,
     VERMILLION,
@@ -29,6 +27,7 @@ from diptych.report._figures import (
     text_width,
 )
 from diptych.stats import Bootstrap, CrossValidatedCorrelations, Interval, Loadings, PermutationTest
+from diptych.stats._pairs import name_features
 from diptych.stats._tables import make_labels
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ MOST_LABELS = 20
 """So many labels have room on one side of a biplot."""
 LONGEST_FEATURE, PANEL, LINE = 1.5, 2.8, 0.14
 """Inches: the longest name of a feature, the width of a panel, and the height of a line of text."""
+CELL, TREE = 0.15, 0.5
+"""Inches: a row or column of a heat map, and the trees beside it."""
 LEVEL = 0.05
 """Components with a corrected p-value of at most this have a filled marker."""
 
@@ -198,11 +199,11 @@ def draw_loadings(
     ['exercise', 'body']
     """
     titles = _check_options(loadings, most, 1, MOST_FEATURES, views)
-    (component,) = _check_components((component,), np.asarray(loadings.x).shape[1])
+    (component,) = check_components((component,), np.asarray(loadings.x).shape[1])
     intervals: list[Interval | None] = [None, None]
     if bootstrap is not None:
         _check_type(bootstrap, Bootstrap)
-        _check_components((component,), bootstrap.x_loadings.estimate.shape[1], "the bootstrap")
+        check_components((component,), bootstrap.x_loadings.estimate.shape[1], "the bootstrap")
         intervals = [bootstrap.x_loadings, bootstrap.y_loadings]
     sides = []
     for (matrix, varying, names), interval in zip(_tables(loadings), intervals, strict=True):
@@ -275,9 +276,7 @@ def draw_biplot(
     'component 1 →'
     """
     titles = _check_options(loadings, most, 0, MOST_LABELS, views)
-    if not isinstance(components, tuple | list) or len(components) != 2 or components[0] == components[1]:
-        raise InputError(f"components={components!r} are not two components; give two, such as (0, 1).")
-    columns = _check_components(components, np.asarray(loadings.x).shape[1])
+    columns = check_plane(components, np.asarray(loadings.x).shape[1])
     figure = new_figure(WIDTH, 4.6)
     axes = figure.subplots()
     angles = np.linspace(0.0, 2.0 * np.pi, 181)
@@ -327,99 +326,108 @@ def _label_points(axes: Any, points: Any, names: Sequence[str], most: int) -> No
             axes.text(1.17 * side, height, shorten(names[i], LONGEST_FEATURE), **text)
 
 
-def draw_variates(
-    model: AWCCA,
-    X: Array,
-    y: Array,
-    pairing: Array | None = None,
+def draw_cross_correlations(
+    X: Any,
+    y: Any,
+    pairing: Any = None,
     file: str | os.PathLike[str] | None = None,
     *,
-    component: int = 0,
-    held_out: tuple[Array, ...] | None = None,
-    task: Task = "search",
+    covariates: Any = None,
+    most: int = 30,
+    views: tuple[str, str] = ("X", "Y"),
 ) -> Figure:
-    """Draw the canonical variates of both views against each other; write the figure if a file is named.
+    """Draw the correlations of features of X with features of Y; write the figure if a file is named.
 
-    One point per pair, in standard deviations over ``X`` and ``y``, and their correlation. Over training
-    pairs chance raises it; over held-out pairs it does not.
+    Rows and columns are in the order of trees of a hierarchical clustering (average linkage of the Euclidean
+    distance), so that features with similar correlations are neighbours.
 
     Parameters
     ----------
-    model
-        A fitted ``AWCCA``.
     X, y, pairing
-        As in ``AWCCA.fit``; usually the training pairs.
+        As in ``AWCCA.fit``.
     file
         ``.png``, ``.svg`` or ``.pdf``.
-    component
-        Its number, counted from 0.
-    held_out
-        ``(X, y)`` or ``(X, y, pairing)`` that the model was not fitted on, drawn in the same axes.
-    task
-        Whose model: an ``AWCCA`` that selected its regularisation has one for each task.
+    covariates
+        As in ``diptych.stats.permutation_test``: what both views may depend on. The correlations are then
+        partial ones.
+    most
+        How many features of each view are shown: those with the largest correlations, of either sign.
+    views
+        What the axes call the views.
 
     Examples
     --------
-    >>> from diptych import AWCCA
     >>> rng = np.random.default_rng(0)
-    >>> x = rng.normal(size=(50, 3))
-    >>> model = AWCCA(params=(1.0, 1.0)).fit(x, x)
-    >>> figure = draw_variates(model, x, x)
-    >>> figure.legends[0].get_texts()[0].get_text()
-    '50 pairs: r = 1.00'
+    >>> x, y = rng.normal(size=(50, 3)), rng.normal(size=(50, 2))
+    >>> draw_cross_correlations(x, y, views=("brain", "behaviour")).axes[0].get_xlabel()
+    'behaviour'
     """
-    u, v = _variates(model, (X, y, pairing), component, task)
-    clouds = [(u, v, "pairs")]
-    if held_out is not None:
-        if not isinstance(held_out, tuple) or len(held_out) not in (2, 3):
-            raise InputError("held_out is not (X, y) or (X, y, pairing); give the views as a tuple.")
-        clouds = [(u, v, "training pairs"), (*_variates(model, held_out, component, task), "held-out pairs")]
-    figure = new_figure(4.6, 3.9 + 0.17 * len(clouds))
-    axes = figure.subplots()
-    artists, labels = [], []
-    for (across, up, name), marker, color in zip(clouds, MARKERS, COLORS, strict=False):
-        many = len(across) > 500
-        artists += axes.plot(
-            across / (float(np.std(u)) or 1.0),
-            up / (float(np.std(v)) or 1.0),
-            marker,
-            color=color,
-            # Held-out pairs are hollow, so that they can be told apart without colour and hide nothing.
-            markerfacecolor=color if across is u else "none",
-            markersize=2.5 if many else 4.5,
-            alpha=0.5 if many else 0.85,
-            rasterized=len(across) > 5000,
-            zorder=2.0 + 1.0 / len(across),  # few points are not hidden by many
-        )
-        labels.append(f"{len(across):,} {name}: r = {_correlate(across, up):.2f}")
-    axes.set_xlabel(f"variate {component + 1} of X (standard deviations)", fontsize=TEXT_SIZE)
-    axes.set_ylabel(f"variate {component + 1} of Y (standard deviations)", fontsize=TEXT_SIZE)
-    style_axes(axes)
-    add_legend(figure, artists, labels, fontsize=TEXT_SIZE - 1)
+    titles = check_views(views)
+    _check_most(most, 1, MOST_FEATURES)
+    named = name_features(None, find_names(X, y))
+    x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
+    columns = check_covariates(covariates, X, int(x.shape[0]))
+    if columns is not None:
+        *_, (x, y) = regress_out(x, y, pairing, columns)
+    names = [make_labels(*side) for side in zip("xy", (x.shape[1], y.shape[1]), named, strict=True)]
+    (x, varying_x), (y, varying_y) = _standardize(x[pairing, :], "X"), _standardize(y, "Y")
+    table = x.T @ y
+    shown = [np.argsort(-np.abs(table).max(axis=axis), kind="stable")[:most] for axis in (1, 0)]
+    table = table[np.ix_(*shown)]
+    labels = [
+        [shorten(all_names[i], LONGEST_FEATURE) for i in varying[rows]]
+        for all_names, varying, rows in zip(names, (varying_x, varying_y), shown, strict=True)
+    ]
+    height, width = (max(2.0, CELL * len(side)) for side in labels)
+    room = [max(text_width(name, TEXT_SIZE - 1) for name in side) + 0.4 for side in labels]
+    figure = new_figure(width + TREE + room[0] + 1.0, height + TREE + room[1])
+    figure.get_layout_engine().set(wspace=0.0, hspace=0.0)
+    grid = figure.add_gridspec(2, 2, height_ratios=(TREE, height), width_ratios=(width, TREE))
+    axes = figure.add_subplot(grid[1, 0])
+    order = [
+        _draw_tree(figure.add_subplot(place), rows, side)
+        for place, rows, side in ((grid[1, 1], table, "right"), (grid[0, 0], table.T, "top"))
+    ]
+    limit = float(np.abs(table).max())
+    table = table[np.ix_(*order)]
+    image = axes.imshow(table, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+    text = {"fontsize": TEXT_SIZE - 1, "parse_math": False}
+    axes.set_yticks(range(len(order[0])), [labels[0][i] for i in order[0]], **text)
+    axes.set_xticks(range(len(order[1])), [labels[1][i] for i in order[1]], rotation=90, **text)
+    axes.tick_params(length=0)
+    for setter, title, side, varying in zip(
+        (axes.set_ylabel, axes.set_xlabel), titles, labels, (varying_x, varying_y), strict=True
+    ):
+        if len(side) < len(varying):
+            title += f"\n(the {len(side)} strongest of {len(varying):,})"
+        setter(title, fontsize=TEXT_SIZE, parse_math=False)
+    bar = figure.colorbar(image, ax=figure.axes, shrink=0.6, pad=0.02)
+    bar.set_label("correlation" if columns is None else "partial correlation", fontsize=TEXT_SIZE)
+    bar.ax.tick_params(labelsize=TEXT_SIZE - 1)
     return finish_figure(figure, file)
 
 
-def _variates(model: AWCCA, pairs: tuple[Any, ...], component: int, task: Task) -> tuple[Any, Any]:
-    """Return one canonical variate of each view over pairs, not weighted by its correlation."""
-    if not isinstance(model, AWCCA):
-        raise InputError(f"{type(model).__name__} has no canonical variates; give a fitted AWCCA.")
-    check_is_fitted(model)
-    canonical = model.models_[check_task(task)]
-    (component,) = _check_components((component,), int(canonical.correlations.shape[0]), "the model")
-    x, y, pairing = (*pairs, None)[:3]
-    x, y = order_pairs(vars(model), x, y)
-    pairing = pair_rows(x, y, pairing)
-    column = slice(component, component + 1)
-    x_map = ViewMap((BlockUse("x", model.normalize[0]),), model.x_mean_, canonical.x_weights[:, column])
-    y_map = ViewMap((BlockUse("y", model.normalize[1]),), model.y_mean_, canonical.y_weights[:, column])
-    u, v = to_numpy(x_map.embed(x, "X"))[:, 0], to_numpy(y_map.embed(y, "Y"))[:, 0]
-    return u[check_pairing(pairing, len(u), v)], v
+def _standardize(view: Array, name: str) -> tuple[Any, Any]:
+    """Return the features that vary, with mean 0 and length 1, and their numbers."""
+    values = to_numpy(view).astype(np.float64)
+    centred = values - values.mean(axis=0)
+    lengths = np.linalg.norm(centred, axis=0)
+    varying = np.flatnonzero(lengths > 1e-12 * np.linalg.norm(values, axis=0))
+    if len(varying) == 0:
+        raise InputError(f"no feature of {name} varies, so there are no correlations to draw.")
+    return centred[:, varying] / lengths[varying], varying
 
 
-def _correlate(u: Any, v: Any) -> float:
-    u, v = u - u.mean(), v - v.mean()
-    lengths = float(np.linalg.norm(u) * np.linalg.norm(v))
-    return float(u @ v) / lengths if lengths > 0 else 0.0
+def _draw_tree(axes: Any, rows: Any, side: str) -> list[int]:
+    """Draw the clustering of rows on one side of a heat map, and return their order."""
+    axes.axis("off")
+    if len(rows) == 1:
+        return [0]
+    tree = linkage(rows, "average", optimal_ordering=True)
+    style = {"no_labels": True, "link_color_func": lambda _: "0.4"}
+    leaves: list[int] = dendrogram(tree, ax=axes, orientation=side, **style)["leaves"]
+    axes.collections[0].set_linewidth(0.8)
+    return leaves
 
 
 def _tables(loadings: Loadings) -> list[tuple[Any, Any, list[str]]]:
@@ -453,8 +461,17 @@ def _check_type(value: object, kind: type) -> None:
 def _check_options(loadings: object, most: object, minimum: int, limit: int, views: object) -> list[str]:
     """Check what both figures of loadings are given, and return the names of the views."""
     _check_type(loadings, Loadings)
+    _check_most(most, minimum, limit)
+    return check_views(views)
+
+
+def _check_most(most: object, minimum: int, limit: int) -> None:
     if check_count(most, "most", minimum) > limit:
         raise InputError(f"most={most} features do not fit into one figure; give at most {limit}.")
+
+
+def check_views(views: object) -> list[str]:
+    """Return the names of the views, short enough for a figure."""
     if not isinstance(views, tuple | list) or len(views) != 2 or not all(isinstance(v, str) for v in views):
         raise InputError(f'views={views!r} is not a pair of names; give two, such as ("brain", "behaviour").')
     return [shorten(name, LONGEST_FEATURE) for name in views]
@@ -467,7 +484,15 @@ def _check_finite(values: Any, name: str) -> Any:
     return array
 
 
-def _check_components(components: Sequence[int], count: int, owner: str = "the loadings") -> list[int]:
+def check_plane(components: Any, count: int, owner: str = "the loadings") -> list[int]:
+    """Return the two components of a plane, counted from 0, that ``owner`` has."""
+    if not isinstance(components, tuple | list) or len(components) != 2 or components[0] == components[1]:
+        raise InputError(f"components={components!r} are not two components; give two, such as (0, 1).")
+    return check_components(components, count, owner)
+
+
+def check_components(components: Sequence[int], count: int, owner: str = "the loadings") -> list[int]:
+    """Return components, counted from 0, that ``owner`` has."""
     for component in components:
         if check_count(component, "component", minimum=0) >= count:
             raise InputError(

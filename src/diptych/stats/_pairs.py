@@ -181,7 +181,7 @@ HALVINGS = 6
 _FEW = 20  # arrangements; with fewer, no p-value can be below 0.05
 
 
-def block_codes(blocks: Any, n_x: int) -> Ints:
+def block_codes(blocks: Any, n_x: int, name: str = "blocks") -> Ints:
     """Return the number of the block of each row of X; without ``blocks``, each row is its own."""
     if blocks is None:
         return np.arange(n_x)
@@ -190,19 +190,19 @@ def block_codes(blocks: Any, n_x: int) -> Ints:
         labels = np.asarray(blocks, dtype=object)  # or else a missing label among strings becomes one
     if labels.shape != (n_x,):
         raise InputError(
-            f"blocks has shape {labels.shape}; expected one label for each of the {n_x} rows of X."
+            f"{name} has shape {labels.shape}; expected one label for each of the {n_x} rows of X."
         )
     missing = np.flatnonzero(are_missing(labels))
     if len(missing):
         raise InputError(
-            f"blocks has no label for {count(len(missing), 'row')} of X, the first of them row {missing[0]}; "
+            f"{name} has no label for {count(len(missing), 'row')} of X, the first of them row {missing[0]}; "
             "give a label for every row."
         )
     try:
         return _number(labels)
     except TypeError:
         kinds = " and ".join(sorted({type(label).__name__ for label in labels}))
-        raise InputError(f"blocks has labels of different types ({kinds}); give labels of one.") from None
+        raise InputError(f"{name} has labels of different types ({kinds}); give labels of one.") from None
 
 
 def _number(labels: Any) -> Ints:
