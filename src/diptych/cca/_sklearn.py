@@ -118,6 +118,8 @@ def describe_fit(model: AWCCA, computed: dict[Task, CanonicalModel]) -> str:
     sizes = f"X has {count(len(model.x_mean_), 'feature')}, Y {len(model.y_mean_):,}."
     if (spectra := getattr(model, "spectra_", None)) is not None:
         sizes = f"Fitted on {spectra.count:,} pairs. {sizes}"
+    if model.regressions_ is not None:
+        sizes += f" Without covariates: {model.regressions_}."
     path = model.path_
     how = "Regularisation was given." if model.params is not None else f"Selection: {model.selection}."
     if path is not None:
