@@ -34,7 +34,7 @@ from diptych._persistence import Tensors
 from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
 from diptych.cca._canonical import SMALL, ranking_maps
-from diptych.cca._covariates import check_rows, match_sides, split_sides
+from diptych.cca._covariates import Regressions, check_rows, match_sides, split_sides
 from diptych.cca._description import ModelDescription, describe_model
 from diptych.cca._filters import SpectralFilter
 from diptych.cca._fit import Chosen, Fit, FitResult, Pairs, warn_of_ones
@@ -189,6 +189,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     takes_blocks = False
     learned_validation = False
     _y_is_vector = False
+    regressions_: Regressions | None = None
 
     def __init__(
         self,

@@ -12,8 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from diptych._arrays import Array, to_numpy
 from diptych._checks import InputError, Task, check_count, check_pairing, check_task, pair_rows
 from diptych.cca import AWCCA
-from diptych.cca._sklearn import order_pairs
-from diptych.cca._view_map import BlockUse, ViewMap
+from diptych.cca._projector import VIEWS
 from diptych.report._figures import (
     BLUE,
     COLORS,
@@ -404,15 +403,16 @@ def _variates(model: AWCCA, pairs: tuple[Any, ...], component: int, task: Task) 
     if not isinstance(model, AWCCA):
         raise InputError(f"{type(model).__name__} has no canonical variates; give a fitted AWCCA.")
     check_is_fitted(model)
+    model.check_plain("a figure")
     canonical = model.models_[check_task(task)]
     (component,) = _check_components((component,), int(canonical.correlations.shape[0]), "the model")
     x, y, pairing = (*pairs, None)[:3]
-    x, y = order_pairs(vars(model), x, y)
     pairing = pair_rows(x, y, pairing)
     column = slice(component, component + 1)
-    x_map = ViewMap((BlockUse("x", model.normalize[0]),), model.x_mean_, canonical.x_weights[:, column])
-    y_map = ViewMap((BlockUse("y", model.normalize[1]),), model.y_mean_, canonical.y_weights[:, column])
-    u, v = to_numpy(x_map.embed(x, "X"))[:, 0], to_numpy(y_map.embed(y, "Y"))[:, 0]
+    u, v = (
+        to_numpy(model.project(rows, view, weights[:, column]))[:, 0]
+        for rows, view, weights in zip((x, y), VIEWS, (canonical.x_weights, canonical.y_weights), strict=True)
+    )
     return u[check_pairing(pairing, len(u), v)], v
 
 

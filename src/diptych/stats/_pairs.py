@@ -170,7 +170,7 @@ def check_unweighted(model: Any) -> None:
 
 def check_given(model: AWCCA, covariates: Any) -> None:
     """Raise an error for a model that was fitted with covariates, if there are none."""
-    if covariates is None and getattr(model, "regressions_", None) is not None:
+    if covariates is None and model.regressions_ is not None:
         raise InputError("the model was fitted with covariates; give them.")
 
 
