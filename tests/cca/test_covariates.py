@@ -237,6 +237,22 @@ def test_tensors_and_data_frames_give_the_same():
     np.testing.assert_allclose(by_label, predicted)
 
 
+def test_columns_of_covariates_may_be_in_another_order(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    x, y, _, (z, _) = confounded(9)
+    frame = pandas.DataFrame(z, columns=["age", "sex", "motion"])
+    turned = frame[["motion", "age", "sex"]]
+    model = AWCCA(params=(1, 1)).fit(
+        x[:60], y[:60], covariates=frame[:60], validation=(x[60:], y[60:], None, turned[60:])
+    )
+    model.save(tmp_path / "model")
+    expected = model.predict(x, covariates=z)
+    for own in (model, AWCCA.load(tmp_path / "model")):
+        np.testing.assert_allclose(own.predict(x, covariates=turned), expected)
+        with pytest.raises(InputError, match="covariates has the columns 'a', 'b', 'c', but 'age', 'sex'"):
+            own.transform(x, covariates=frame.set_axis(list("abc"), axis=1))
+
+
 @pytest.mark.parametrize("sides", SIDES)
 def test_a_saved_model_keeps_what_covariates_explain(tmp_path, sides):
     x, y, _, covariates = confounded(10)

@@ -58,7 +58,9 @@ from diptych.cca._sklearn import (
     find_names,
     label_vectors,
     name_components,
+    name_covariates,
     order_columns,
+    order_covariates,
     order_pairs,
 )
 from diptych.cca._spectra import Solver, Spectra, moments_from_spectra, spectra_from_moments
@@ -161,7 +163,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     n_features_in_ : int
         Features of X.
     feature_names_in_, y_feature_names_in_ : array of str
-        Names of the columns of X and of y, if they were data frames with names.
+        Names of the columns of X and of y, if they were data frames with names; ``covariate_names_in_`` has
+        those of the covariates of X and of y.
     regressions_ : Regressions or None
         What covariates explain of each view; None if the model was fitted without.
     path_ : Path or None
@@ -298,12 +301,15 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             else:
                 second = second_view(y)
                 names = find_names(X, y)
+                if covariates is not None:
+                    names |= name_covariates(covariates)
                 pairing = pair_rows(X, second, pairing)
                 sample_weight = order_rows(sample_weight, second, "sample_weight", "Y")
                 held_covariates: tuple[Any, ...] = ()
                 if validation is not None:
                     if covariates is not None:
-                        validation, held_covariates = _split_validation(validation)
+                        validation, held = _split_validation(validation)
+                        held_covariates = (order_covariates(names, held),)
                     held_x, held_y, order = check_validation(validation)
                     held_x, held_y = order_pairs(names, held_x, held_y, "validation ")
                     validation = held_x, held_y, order, *held_covariates
@@ -411,7 +417,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             y = order_rows(second_view(y), X, "Y", "X")
         linear = maps(self.models_[task], self.weighting, task)
         given = [name for view, name in zip((X, y), VIEWS, strict=True) if view is not None]
-        sides = match_sides(self.regressions_, covariates, given)
+        sides = self._split_covariates(covariates, given)
         vectors = [
             label_vectors(self, self.project(view, name, weights, device, columns), view)
             for view, name, weights, columns in zip((X, y), VIEWS, linear, sides, strict=True)
@@ -492,7 +498,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         spectra = self._check_spectra("inverse_transform")
         x_map, y_map = maps(self.models_[check_task(task)], self.weighting, task)
         given = [name for view, name in zip((X, y), VIEWS, strict=True) if view is not None]
-        sides = match_sides(self.regressions_, covariates, given)
+        sides = self._split_covariates(covariates, given)
         features = []
         for vectors, name, s, v, mean, weights, columns in (
             (X, "X", spectra.s_x, spectra.v_x, spectra.x_mean, x_map, sides[0]),
@@ -535,7 +541,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         chosen = ranking_metric(self.metric if metric is None else metric)
         second = second_view(y)
         pairing = pair_rows(X, second, pairing)
-        z_x, z_y = match_sides(self.regressions_, covariates)
+        z_x, z_y = self._split_covariates(covariates)
         if z_y is not None:
             n_x = len(check_matrix(X, "X"))
             rows = check_pairing(pairing, n_x, check_matrix(second, "Y"))
@@ -739,6 +745,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             linear = replace(linear, blocks=(BlockUse(view),))
         return linear.embed(ordered, view.upper(), device)
 
+    def _split_covariates(self, covariates: Any, views: Sequence[ViewKey] = VIEWS) -> tuple[Any, Any]:
+        """Return the covariates of X and of Y; those of ``views`` must be as in the fit."""
+        return order_covariates(vars(self), match_sides(self.regressions_, covariates, views))
+
     def _add_explained(self, features: Array, view: str, covariates: Any, rows: Any) -> Array:
         """Return features of a view, from ``rows``, plus what the covariates of these explain of it."""
         regression = getattr(self.regressions_, view, None)
@@ -768,7 +778,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         """Return the other view as it is expected for rows of ``view``."""
         check_is_fitted(self)
         spectra = self._check_spectra("predict")
-        sides = dict(zip(VIEWS, match_sides(self.regressions_, covariates), strict=True))
+        sides = dict(zip(VIEWS, self._split_covariates(covariates), strict=True))
         into, onto, mean = prediction_maps(self.models_, spectra, view, check_task(task))
         other: ViewKey = "y" if view == "x" else "x"
         predicted = map_back(self.project(rows, view, into, covariates=sides[view]), onto, mean)
@@ -795,7 +805,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return self.spectra_
 
     def _set_names(self, names: Mapping[str, Any]) -> None:
-        for name in ("feature_names_in_", "y_feature_names_in_", "_y_is_vector"):
+        for name in ("feature_names_in_", "y_feature_names_in_", "covariate_names_in_", "_y_is_vector"):
             self.__dict__.pop(name, None)
         self.__dict__.update(names)
 
@@ -846,11 +856,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = int(spectra.x_mean.shape[0])
 
 
-def _split_validation(validation: Any) -> tuple[Any, tuple[Any, ...]]:
+def _split_validation(validation: Any) -> tuple[Any, Any]:
     """Return validation pairs without and with their covariates, which come last."""
     if not isinstance(validation, tuple | list) or len(validation) != 4:
         raise InputError(
             "with covariates, validation is (X, Y, pairing, covariates), where pairing may be None; give the "
             "covariates of the validation pairs as well."
         )
-    return tuple(validation[:3]), (validation[3],)
+    return tuple(validation[:3]), validation[3]

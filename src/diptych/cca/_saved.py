@@ -132,6 +132,7 @@ class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
     y_names: list[str] | None = None
     y_is_vector: bool = False
     covariates: list[ViewKey] = msgspec.field(default_factory=list)
+    covariate_names: tuple[list[str] | None, list[str] | None] = (None, None)
 
     def __post_init__(self) -> None:
         """Refuse a model without one of the tasks, and a path that does not fit its grid."""
@@ -168,10 +169,12 @@ def pack_model(model: AWCCA, spectra: Spectra | None = None) -> tuple[AWCCAConfi
             parts = {**vars(regression.basis), "intercept": regression.intercept, "slopes": regression.slopes}
             tensors |= {f"covariates.{view}.{name}": part for name, part in parts.items()}
     names = [getattr(model, name, None) for name in ("feature_names_in_", "y_feature_names_in_")]
-    x_names, y_names = (None if labels is None else [str(name) for name in labels] for labels in names)
+    names += getattr(model, "covariate_names_in_", (None, None))
+    x_names, y_names, *z_names = (None if own is None else [str(name) for name in own] for own in names)
     path = without_filter(model.path_)
     params, is_vector = ParamsConfig.pack(model), model._y_is_vector
-    return AWCCAConfig(params, models, path, numbers, x_names, y_names, is_vector, views), tensors
+    labels = x_names, y_names, is_vector, views, (z_names[0], z_names[1])
+    return AWCCAConfig(params, models, path, numbers, *labels), tensors
 
 
 def unpack_model(model: AWCCA, config: AWCCAConfig, tensors: Tensors, source: FilePath) -> None:
@@ -205,6 +208,8 @@ def unpack_model(model: AWCCA, config: AWCCAConfig, tensors: Tensors, source: Fi
         if names is not None:
             setattr(model, attribute, np.asarray(names, dtype=object))
     model.regressions_ = _take_regressions(tensors, config.covariates, (len(x_mean), len(y_mean)), source)
+    if config.covariates:
+        model.covariate_names_in_ = config.covariate_names
     if config.spectra is not None:
         model.spectra_ = _take_spectra(tensors, config.spectra, x_mean, y_mean, source)
 
