@@ -211,12 +211,17 @@ def test_shrinkage_is_that_of_residuals(selection, n):
         assert ours.gamma == pytest.approx(its.gamma)
 
 
-def test_an_engine_sums_residuals():
+@pytest.mark.parametrize("options", [{"engine": InTree()}, {"device": "cpu"}], ids=["engine", "device"])
+def test_engines_and_devices_see_residuals(options):
+    if "device" in options:
+        pytest.importorskip("torch")
     x, y, _, (z, _) = confounded(8)
-    there = AWCCA(grid=3).fit(x, y, covariates=z, engine=InTree())
+    there = AWCCA(grid=3).fit(x, y, covariates=z, **options)
     here = AWCCA(grid=3, solver="gram").fit(x, y, covariates=z)
     assert there.path_.choice == here.path_.choice
     np.testing.assert_allclose(there.predict(x, covariates=z), here.predict(x, covariates=z), rtol=1e-6)
+    vectors = there.transform(x, covariates=z, device=options.get("device"))
+    np.testing.assert_allclose(vectors, here.transform(x, covariates=z), rtol=1e-6, atol=1e-8)
 
 
 def test_tensors_and_data_frames_give_the_same():
@@ -293,7 +298,7 @@ def test_damaged_regressions_are_refused(tmp_path, name, damage):
 
 
 def test_covariates_are_needed_and_refused_as_in_the_fit():
-    x, y, _, (z, other) = confounded(12)
+    x, y, _, (z, _) = confounded(12)
     plain = AWCCA(params=(1, 1)).fit(x, y)
     both = AWCCA(params=(1, 1)).fit(x, y, covariates=z)
     first = AWCCA(params=(1, 1)).fit(x, y, covariates=(z, None))
@@ -330,7 +335,11 @@ def test_covariates_are_needed_and_refused_as_in_the_fit():
         with pytest.raises(InputError, match=f"with covariates, which a {name}.* does not have"):
             what()
     assert both.fit(x, y).regressions_ is None
-    assert not np.allclose(other, z)
+    for wrong, message in ((None, "with covariates of X; give them"), (z[:, :2], "is expecting 3 features")):
+        with pytest.raises(InputError, match=message):
+            AWCCA().fit(x, y, covariates=z, validation=(x, y, None, wrong))
+    with pytest.raises(InputError, match="validation X has 4 features"):
+        AWCCA().fit(x, y, covariates=z, validation=(x[:, 1:], y, None, z))
 
 
 def test_settings_that_take_no_covariates_are_refused(tmp_path):

@@ -285,6 +285,18 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             File for the sum of the blocks: after an interruption, run the same fit again, and it resumes and
             ends with the same numbers. The file is removed after the fit. Blocks without a ``fingerprint``
             are trusted to be the same as before. Views that are decomposed as a whole use none.
+
+        Examples
+        --------
+        Two views that share nothing but a confound:
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x, y, z = np.random.default_rng(0).normal(size=(3, 100, 1))
+        >>> model = AWCCA(params=(0, 0)).fit(x + z, y + z)
+        >>> partial = AWCCA(params=(0, 0)).fit(x + z, y + z, covariates=z)
+        >>> [own.models_["search"].correlations.round(1).tolist() for own in (model, partial)]
+        [[0.6], [0.1]]
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)

@@ -18,20 +18,23 @@ _EXPLAINED = 16
 """A feature is explained if no more of it is left than so many times the rounding error of its values."""
 
 
-def check_covariates(covariates: Any, X: Any, n_x: int) -> Sides | None:
+def check_covariates(
+    covariates: Any, X: Any, n_x: int, width_x: int | None = None, width_y: int | None = None
+) -> Sides | None:
     """Return the covariates of both views for each row of X, by its labels; None if there are none.
 
-    ``covariates`` are one array for both views, which is then one object, or a pair.
+    ``covariates`` are one array for both views, which is then one object, or a pair; the widths are those
+    that they must have.
     """
     if covariates is None:
         return None
     first, second = split_sides(covariates)
     if first is None and second is None:
         raise InputError("covariates has neither those of X nor those of Y; give at least one of them.")
-    z_x = None if first is None else check_rows(first, X, n_x, "X")
+    z_x = None if first is None else check_rows(first, X, n_x, "X", width_x)
     if second is first:
         return z_x, z_x
-    z_y = None if second is None else check_rows(second, X, n_x, "X")
+    z_y = None if second is None else check_rows(second, X, n_x, "X", width_y)
     return z_x, z_x if z_x is not None and np.array_equal(z_x, z_y) else z_y  # type: ignore[arg-type]
 
 

@@ -136,13 +136,13 @@ class Fit:
         x, y = normalize(x, how[0]), normalize(y, how[1])
         regressions, (left_x, left_y) = regress_out(x, y, pairing, sides, plain_weights)
         if validation is not None:
-            held_x, held_y, held_pairing, held_covariates = validation
-            match_sides(regressions, held_covariates)
-            held_sides = check_covariates(held_covariates, held_x, len(held_x))
+            held_covariates = match_sides(regressions, validation[3])
+            held_x = check_view(validation[0], "validation X", n_features=int(x.shape[1]))
+            held_y = check_view(validation[1], "validation Y", n_features=int(y.shape[1]))
+            held_pairing = check_pairing(validation[2], held_x.shape[0], held_y)
+            widths = (None if z is None else int(z.shape[1]) for z in sides)
+            held_sides = check_covariates(held_covariates, validation[0], int(held_x.shape[0]), *widths)
             assert held_sides is not None
-            held_x = check_view(held_x, "validation X", n_features=int(x.shape[1]))
-            held_y = check_view(held_y, "validation Y", n_features=int(y.shape[1]))
-            held_pairing = check_pairing(held_pairing, held_x.shape[0], held_y)
             held_x, held_y = normalize(held_x, how[0]), normalize(held_y, how[1])
             validation = *regressions.residuals(held_x, held_y, held_pairing, held_sides), held_pairing
         plain = copy.copy(self.settings)
