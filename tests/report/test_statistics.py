@@ -454,7 +454,7 @@ def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals, hel
         (lambda: draw_variates(AWCCA(), *views), "not fitted"),
         (lambda: draw_variates(result, *views), "give a fitted AWCCA"),
         (lambda: draw_correlations(test, "figure.gif"), "png"),
-        (lambda: draw_variates(model), "y is None"),
+        (lambda: draw_variates(model), "give X and y"),
         (lambda: draw_variates(model, *views, views="XY"), "not a pair of names"),
         (lambda: draw_variates(held_out, *views), "pairs and a task of their own"),
         (lambda: draw_variates(held_out, task="annotate"), "pairs and a task of their own"),

@@ -182,14 +182,36 @@ def test_several_rows_of_y_are_those_of_repeated_rows():
         np.testing.assert_allclose(left, expected, atol=1e-12)
 
 
-def test_held_out_pairs_lose_what_training_pairs_say():
+SIDES = {
+    "both": lambda z: z,
+    "X": lambda z: (z, None),
+    "Y": lambda z: (None, z),
+    "different": lambda z: (z[:, :2], z[:, 1:]),
+}
+
+
+def regress(view, covariates, rows):
+    """Return what a regression over some rows leaves of a view; all of it if there are no covariates."""
+    if covariates is None:
+        return view
+    design = np.hstack([np.ones((len(view), 1)), covariates])
+    return view - design @ np.linalg.lstsq(design[rows], view[rows])[0]
+
+
+def regress_both(x, y, covariates, rows):
+    z_x, z_y = covariates if isinstance(covariates, tuple) else (covariates, covariates)
+    return regress(x, z_x, rows), regress(y, z_y, rows)
+
+
+@pytest.mark.parametrize("sides", SIDES)
+def test_held_out_pairs_lose_what_training_pairs_say(sides):
     x, y, covariates = confounded(10, 60, (4, 3), 3, 1.0)
+    covariates = SIDES[sides](covariates)
     train, test = np.arange(40), np.arange(40, 60)
     result = cross_validated_correlations(
         (2.0, 3.0), x, y, covariates=covariates, cv=_OneSplit(train, test), n_components=2
     )
-    design = np.hstack([np.ones((60, 1)), covariates])
-    left_x, left_y = (view - design @ np.linalg.lstsq(design[train], view[train])[0] for view in (x, y))
+    left_x, left_y = regress_both(x, y, covariates, train)
     model = AWCCA(params=(2.0 * 40 / 60, 3.0 * 40 / 60)).fit(left_x[train], left_y[train])
     u, v = model.transform(left_x[test], left_y[test])
     expected = [np.corrcoef(u[:, k], v[:, k])[0, 1] for k in range(2)]
@@ -215,16 +237,17 @@ def test_rows_are_normalised_before_covariates_are_regressed_out():
         np.testing.assert_allclose(function(model, x), function((0.2, 3.0), unit), atol=1e-9)
 
 
+@pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize("blocks", [None, np.arange(50) // 2])
-def test_a_resample_has_its_own_regression(blocks):
+def test_a_resample_has_its_own_regression(blocks, sides):
     x, y, covariates = confounded(12, 50, (4, 3), 3, 1.0)
+    covariates = SIDES[sides](covariates)
     pairs = prepare_pairs((5.0, 4.0), x, y, None, "search", covariates=covariates)
     sample = prepare_resamples(pairs, regularized_cca(pairs.spectra, *pairs.filters, 2), blocks, 1)
     (refit,) = refit_resamples(sample, range(7, 8))
     rows = np.repeat(np.arange(50), sample.blocks.draw(7).astype(int))
-    design = np.hstack([np.ones((50, 1)), covariates])[rows]
-    left_x, left_y = (view[rows] - design @ np.linalg.lstsq(design, view[rows])[0] for view in (x, y))
-    model = AWCCA(params=(5.0, 4.0)).fit(left_x, left_y)
+    left_x, left_y = regress_both(x, y, covariates, rows)
+    model = AWCCA(params=(5.0, 4.0)).fit(left_x[rows], left_y[rows])
     expected = model.models_["search"].train_correlations
     at = [int(np.argmin(np.abs(expected - value))) for value in refit.correlations]
     np.testing.assert_allclose(refit.correlations, expected[at], atol=1e-9)
@@ -249,6 +272,78 @@ def test_p_values_are_uniform_for_unrelated_views_with_the_same_covariates(rows,
     assert np.count_nonzero(np.array(before) <= 0.05) > binom.ppf(0.999, 120, 0.05)
     if gamma == 0:
         assert kstest(wilks, "uniform").pvalue > 0.01
+
+
+@pytest.mark.parametrize("side", ["X", "Y"])
+@pytest.mark.parametrize("gammas", [(0, 0), (2.0, 3.0)])
+def test_part_correlations_are_permuted_where_covariates_leave_something(side, gammas):
+    x, y, covariates = confounded(14, 30, (5, 4), 6, 1.0)
+    z = SIDES[side](covariates)
+    pairs = prepare_pairs(gammas, x, y, None, "search", covariates=z)
+    a, b = (view - view.mean(axis=0) for view in regress_both(x, y, z, np.arange(30)))
+    # Both views are whitened as they are: the one without covariates with its whole covariance.
+    a, b = (
+        view @ np.linalg.inv(sqrtm(view.T @ view + gamma * np.eye(view.shape[1])).real)
+        for view, gamma in zip((a, b), gammas, strict=True)
+    )
+    whitened = _whiten_pairs(pairs, None)
+    rotated, sigma = whitened.rotate()
+    np.testing.assert_allclose(sigma, np.linalg.svd(a.T @ b)[1], atol=1e-10)
+    remainder = _remove(rotated, sigma, np.ones(0))
+    assert len(remainder.a) == 30 - 1 - 6
+    design = np.hstack([np.ones((30, 1)), covariates])
+    kept = np.eye(30) - design @ np.linalg.pinv(design)
+    for view, part in ((a, remainder.a), (b, remainder.b)):
+        # Up to rotations, the parts in the dimensions that the covariates leave.
+        expected = np.linalg.svd(kept @ view)[1]
+        np.testing.assert_allclose(np.linalg.svd(part)[1][: len(expected)], expected, atol=1e-10)
+    for k in (1, 2):
+        value, _ = _remove(rotated, sigma, np.ones(k)).evaluate(np.arange(30 - 1 - 6 - 2 * k)[None, :])
+        assert value[0] == pytest.approx(sigma[k], abs=1e-10)
+
+
+def test_p_values_of_part_correlations_are_uniform_for_unrelated_views():
+    """Residuals of X that are permuted over all rows meet what the covariates explain of Y."""
+    first, before, ignored = [], [], []
+    for seed in range(100):
+        x, y, z = confounded(seed, 40, (6, 5))
+        options = {"n_permutations": 39, "n_components": 1, "random_state": seed}
+        first.append(permutation_test((0, 0), x, y, covariates=(z, None), **options).p_values[0])
+        before.append(permutation_test((0, 0), regress(x, z, np.arange(40)), y, **options).p_values[0])
+        ignored.append(permutation_test((0, 0), x, y, **options).p_values[0])
+    assert kstest(first, "uniform").pvalue > 0.01
+    assert np.count_nonzero(np.array(first) <= 0.05) <= binom.ppf(0.999, 100, 0.05)
+    assert kstest(before, "uniform").pvalue < 0.001
+    assert np.count_nonzero(np.array(ignored) <= 0.05) > 90
+
+
+def test_the_same_for_both_is_one_array_and_a_test_says_what_it_did():
+    x, y, z = confounded(15, 60, (4, 3), 2, 2.0)
+    options = {"n_permutations": 19, "n_components": 2}
+    both = permutation_test((1, 1), x, y, covariates=(z, z.copy()), **options)
+    np.testing.assert_array_equal(both.null, permutation_test((1, 1), x, y, covariates=z, **options).null)
+    assert both.n_covariates == (2, 2)
+    assert "alone" not in both.describe()
+    part = permutation_test((1, 1), x, y, covariates=(None, z), **options)
+    assert part.n_covariates == (0, 2)
+    assert "out of Y alone" in part.describe()
+    assert str(part).splitlines()[0] == "Permutation test, 19 permutations without 2 covariates"
+    with pytest.raises(InputError, match="covariates of X and others of Y leave the views in different dim"):
+        permutation_test((1, 1), x, y, covariates=(z, z[:, :1]), **options)
+    with pytest.raises(InputError, match="the same covariates for both views; use permutation_test"):
+        classical_tests(x, y, covariates=(z, None))
+
+
+def test_shared_covariates_count_once():
+    x, y, z = confounded(16, 40, (9, 8), 12)
+    pairs = prepare_pairs((0, 0), x, y, None, "search", covariates=(z[:, :8], z[:, 5:]))
+    assert pairs.n_covariates == (8, 7)
+    assert pairs.n_shared == 3
+    assert pairs.free_spectra.count == 37
+    part = permutation_test((0, 0), x[:29], y[:29], covariates=(z[:29], None), n_permutations=9)
+    assert part.correlations[0] < 1
+    with pytest.raises(InputError, match="for 29 pairs without 12 covariates"):
+        permutation_test((0, 0), x[:29], y[:29], covariates=z[:29])
 
 
 def test_what_is_left_beside_covariates_is_found():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -13,13 +14,14 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, estimator_html_repr
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-from diptych._arrays import Array, fields_to_numpy, is_sparse, map_arrays, to_numpy
+from diptych._arrays import Array, as_dtype, fields_to_numpy, is_sparse, map_arrays, to_numpy
 from diptych._checks import (
     TASKS,
     InputError,
     NotFiniteError,
     Similarity,
     Task,
+    check_matrix,
     check_pairing,
     check_task,
     check_view,
@@ -32,6 +34,7 @@ from diptych._persistence import Tensors
 from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
 from diptych.cca._canonical import SMALL, ranking_maps
+from diptych.cca._covariates import Regressions, check_rows, match_sides, split_sides
 from diptych.cca._description import ModelDescription, describe_model
 from diptych.cca._filters import SpectralFilter
 from diptych.cca._fit import Chosen, Fit, FitResult, Pairs, warn_of_ones
@@ -55,7 +58,9 @@ from diptych.cca._sklearn import (
     find_names,
     label_vectors,
     name_components,
+    name_covariates,
     order_columns,
+    order_covariates,
     order_pairs,
 )
 from diptych.cca._spectra import Solver, Spectra, moments_from_spectra, spectra_from_moments
@@ -158,7 +163,10 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     n_features_in_ : int
         Features of X.
     feature_names_in_, y_feature_names_in_ : array of str
-        Names of the columns of X and of y, if they were data frames with names.
+        Names of the columns of X and of y, if they were data frames with names; ``covariate_names_in_`` has
+        those of the covariates of X and of y.
+    regressions_ : Regressions or None
+        What covariates explain of each view; None if the model was fitted without.
     path_ : Path or None
         Grid, scores, choices and time of the selection; None if ``params`` were given.
 
@@ -184,6 +192,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     takes_blocks = False
     learned_validation = False
     _y_is_vector = False
+    regressions_: Regressions | None = None
 
     def __init__(
         self,
@@ -229,6 +238,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         *,
         validation: tuple[Array, ...] | None = None,
         sample_weight: Array | None = None,
+        covariates: Any = None,
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -252,12 +262,19 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         validation
             ``(X, Y)`` or ``(X, Y, pairing)`` to select on; the model is not fitted on them. None holds out a
             share of the training rows. If ``params`` are given, they only measure
-            ``validation_correlations``.
+            ``validation_correlations``. With ``covariates``, ``(X, Y, pairing, covariates)``.
         sample_weight
             One weight, 0 or above, for each pair, that is, for each row of y: 2 is the same as the pair
             twice, 0 as without it. Means and XᵀX are weighted sums, so a γ has less effect if all weights are
             multiplied by a number above 1, as in ``sklearn.linear_model.Ridge``. Pairs that are held out, or
             given as ``validation``, all count the same when ranks are measured. None: every weight is 1.
+        covariates
+            What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. The
+            normalised views are regressed on them, and the residuals are fitted: partial CCA. A pair
+            ``(z_x, z_y)``, a tuple of two such arrays, is that of X and that of Y; None in place of one
+            leaves this view as it is (part CCA). Pairs that are held out lose what the others say. The model
+            keeps the regressions, and needs the covariates of all rows that it is given later. Both views
+            must be dense and in memory.
         engine
             Sums the blocks and scores the rows of the grid (except on the screened route); None: this
             process.
@@ -268,6 +285,18 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             File for the sum of the blocks: after an interruption, run the same fit again, and it resumes and
             ends with the same numbers. The file is removed after the fit. Blocks without a ``fingerprint``
             are trusted to be the same as before. Views that are decomposed as a whole use none.
+
+        Examples
+        --------
+        Two views that share nothing but a confound:
+
+        >>> import numpy as np
+        >>> from diptych import AWCCA
+        >>> x, y, z = np.random.default_rng(0).normal(size=(3, 100, 1))
+        >>> model = AWCCA(params=(0, 0)).fit(x + z, y + z)
+        >>> partial = AWCCA(params=(0, 0)).fit(x + z, y + z, covariates=z)
+        >>> [own.models_["search"].correlations.round(1).tolist() for own in (model, partial)]
+        [[0.6], [0.1]]
         """
         self.check_parameters()
         fit = Fit(self, engine, device, checkpoint)
@@ -277,18 +306,31 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                     raise InputError("blocks contain their own pairing; leave it out.")
                 if sample_weight is not None:
                     raise InputError("blocks contain their own sample_weight; leave it out.")
+                if covariates is not None:
+                    raise InputError("blocks are read once, which covariates do not allow; give arrays.")
                 names: dict[str, Any] = {}
                 result = fit.fit_blocks(X, validation)
             else:
                 second = second_view(y)
                 names = find_names(X, y)
+                if covariates is not None:
+                    names |= name_covariates(covariates)
                 pairing = pair_rows(X, second, pairing)
                 sample_weight = order_rows(sample_weight, second, "sample_weight", "Y")
+                held_covariates: tuple[Any, ...] = ()
                 if validation is not None:
+                    if covariates is not None:
+                        validation, held = _split_validation(validation)
+                        held_covariates = (order_covariates(names, held),)
                     held_x, held_y, order = check_validation(validation)
-                    validation = *order_pairs(names, held_x, held_y, "validation "), order
+                    held_x, held_y = order_pairs(names, held_x, held_y, "validation ")
+                    validation = held_x, held_y, order, *held_covariates
+                views = X, second, pairing, validation, sample_weight
                 try:
-                    result = fit.fit_views(X, second, pairing, validation, sample_weight)
+                    if covariates is None:
+                        result = fit.fit_views(*views)
+                    else:
+                        result = fit.fit_partial(*views, covariates)
                 except NotFiniteError:
                     # It was found in a block of rows: describe the whole view, by the names of its columns.
                     check_view(X, "X", sparse=True)
@@ -296,7 +338,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                     raise
             self._set_models(result, device)
             self._set_names(names)
-        warn_of_ones(self.models_.filters, self.spectra_)
+        removed = 0 if self.regressions_ is None else self.regressions_.n_shared
+        warn_of_ones(self.models_.filters, replace(self.spectra_, count=self.spectra_.count - removed))
         if checkpoint is not None:
             remove_checkpoint(checkpoint)
         return self
@@ -320,19 +363,38 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         """
         if y is None and are_blocks(X):
             raise InputError("fit_transform needs both views as arrays, not blocks; use fit, then transform.")
-        return self.fit(X, y, pairing, **fit_params).transform(X)
+        covariates = split_sides(fit_params.get("covariates"))[0]
+        return self.fit(X, y, pairing, **fit_params).transform(X, covariates=covariates)
 
     @overload
     def transform(
-        self, X: Array, y: None = None, *, task: Task = "search", device: str | None = None
+        self,
+        X: Array,
+        y: None = None,
+        *,
+        task: Task = "search",
+        device: str | None = None,
+        covariates: Any = None,
     ) -> Array: ...
     @overload
     def transform(
-        self, X: None = None, *, y: Array, task: Task = "search", device: str | None = None
+        self,
+        X: None = None,
+        *,
+        y: Array,
+        task: Task = "search",
+        device: str | None = None,
+        covariates: Any = None,
     ) -> Array: ...
     @overload
     def transform(
-        self, X: Array, y: Array, *, task: Task = "search", device: str | None = None
+        self,
+        X: Array,
+        y: Array,
+        *,
+        task: Task = "search",
+        device: str | None = None,
+        covariates: Any = None,
     ) -> tuple[Array, Array]: ...
     def transform(
         self,
@@ -341,6 +403,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         *,
         task: Task = "search",
         device: str | None = None,
+        covariates: Any = None,
     ) -> Array | tuple[Array, Array]:
         """Return the vectors of one view, or of both as a pair, for a task; cosine (or ℓ2) ranks them.
 
@@ -348,7 +411,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         arrays choose backend and precision. With a torch ``device``, rows are copied to it one block at a
         time and the vectors are NumPy, so that a view may be larger than the memory of the device. After
         ``set_output(transform="pandas")`` the vectors of each view are a data frame with the index of the
-        view.
+        view. A model that was fitted with ``covariates`` needs those of the rows: one array, or a pair with
+        a row for each row of X and of y.
 
         >>> import numpy as np
         >>> from diptych import AWCCA
@@ -364,9 +428,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         if X is not None and y is not None:
             y = order_rows(second_view(y), X, "Y", "X")
         linear = maps(self.models_[task], self.weighting, task)
+        given = [name for view, name in zip((X, y), VIEWS, strict=True) if view is not None]
+        sides = self._split_covariates(covariates, given)
         vectors = [
-            label_vectors(self, self._project(view, name, weights, device), view)
-            for view, name, weights in zip((X, y), VIEWS, linear, strict=True)
+            label_vectors(self, self.project(view, name, weights, device, columns), view)
+            for view, name, weights, columns in zip((X, y), VIEWS, linear, sides, strict=True)
             if view is not None
         ]
         return vectors[0] if len(vectors) == 1 else tuple(vectors)
@@ -374,6 +440,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def projector(self, task: str = "search") -> Projector:
         """Return what turns features into the vectors of a task, without the estimator."""
         check_is_fitted(self)
+        self.check_plain("a search")
         name = check_task(task)
         linear = maps(fields_to_numpy(self.models_[name]), self.weighting, name)
         x, y = (
@@ -383,7 +450,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         blocks: dict[ViewKey, dict[str, int]] = {"x": {"x": len(x.mean)}, "y": {"y": len(y.mean)}}
         return Projector(name, (PartMaps("x × y", x, y),), blocks, euclidean=self.similarity == "l2")
 
-    def predict(self, X: Array, *, task: Task = "search") -> Array:
+    def predict(self, X: Array, *, task: Task = "search", covariates: Any = None) -> Array:
         """Return what the model expects of y for rows of X.
 
         It is least squares onto the model's components, with the model's own penalty: at full dimension ridge
@@ -392,7 +459,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         task whose γ_x is chosen so that what is expected of y finds y.
 
         With ``normalize``, what is predicted are normalised rows of y. The result is an array; it has one
-        axis if y had one in ``fit``.
+        axis if y had one in ``fit``. A model that was fitted with ``covariates`` needs those of the rows, and
+        adds what these explain of y to what the residuals of X do.
 
         >>> import numpy as np
         >>> from sklearn.linear_model import Ridge
@@ -403,24 +471,30 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         >>> bool(np.allclose(model.predict(x), Ridge(alpha=2.0).fit(x, y).predict(x)))
         True
         """
-        predicted = self._predict(X, "x", task)
+        predicted = self._predict(X, "x", task, covariates)
         return predicted[:, 0] if self._y_is_vector else predicted
 
-    def predict_x(self, y: Array, *, task: Task = "annotate") -> Array:
+    def predict_x(self, y: Array, *, task: Task = "annotate", covariates: Any = None) -> Array:
         """Return what the model expects of X for rows of y; see ``predict``.
 
         ``"annotate"`` is the task whose γ_y is chosen so that what is expected of X finds X.
         """
-        return self._predict(y, "y", task)
+        return self._predict(y, "y", task, covariates)
 
     def inverse_transform(
-        self, X: Array | None = None, y: Array | None = None, *, task: Task = "search"
+        self,
+        X: Array | None = None,
+        y: Array | None = None,
+        *,
+        task: Task = "search",
+        covariates: Any = None,
     ) -> Array | tuple[Array, Array]:
         """Return the features that vectors of X, of y, or of both as a pair, stand for.
 
         It is the least-squares regression of a view on its own vectors over the training pairs: exact if
         there are as many components as the view has directions, otherwise the best that so many can do.
-        ``task`` is that of ``transform``. With ``normalize``, the result are normalised rows.
+        ``task`` and ``covariates`` are those of ``transform``. With ``normalize``, the result are normalised
+        rows.
 
         >>> import numpy as np
         >>> from diptych import AWCCA
@@ -435,10 +509,12 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             raise InputError("inverse_transform got neither X nor y; give the vectors of at least one view.")
         spectra = self._check_spectra("inverse_transform")
         x_map, y_map = maps(self.models_[check_task(task)], self.weighting, task)
+        given = [name for view, name in zip((X, y), VIEWS, strict=True) if view is not None]
+        sides = self._split_covariates(covariates, given)
         features = []
-        for vectors, name, s, v, mean, weights in (
-            (X, "X", spectra.s_x, spectra.v_x, spectra.x_mean, x_map),
-            (y, "y", spectra.s_y, spectra.v_y, spectra.y_mean, y_map),
+        for vectors, name, s, v, mean, weights, columns in (
+            (X, "X", spectra.s_x, spectra.v_x, spectra.x_mean, x_map, sides[0]),
+            (y, "y", spectra.s_y, spectra.v_y, spectra.y_mean, y_map, sides[1]),
         ):
             if vectors is not None:
                 checked = check_view(vectors, f"the array of vectors of {name}")
@@ -447,7 +523,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                         f"the vectors of {name} have {checked.shape[1]} components, but those of this model "
                         f"{weights.shape[1]}; give what transform returns."
                     )
-                features.append(map_back(checked, reconstruction_map(s, v, weights), mean))
+                rows = map_back(checked, reconstruction_map(s, v, weights), mean)
+                features.append(self._add_explained(rows, name.lower(), columns, vectors))
         if y is not None and self._y_is_vector:
             features[-1] = features[-1][:, 0]
         return features[0] if len(features) == 1 else (features[0], features[1])
@@ -460,22 +537,31 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         *,
         task: Task | None = None,
         metric: str | Callable[[Array], float] | None = None,
+        covariates: Any = None,
     ) -> float:
         """Return how well the model retrieves: greater is better.
 
         By default this is the estimator's ``metric`` of a task, or the mean of both tasks, with ranks
         negated. Another ``metric`` is measured in its place; ``"r2"`` is scikit-learn's R² of
         ``predict(X)``, the mean over the columns of y (by default with the filters of ``"search"``).
+        ``covariates`` are those of the rows of X, as in ``fit``.
         """
         check_is_fitted(self)
         if metric == "r2":
-            return self._score_prediction(X, y, pairing, "search" if task is None else check_task(task))
+            name = "search" if task is None else check_task(task)
+            return self._score_prediction(X, y, pairing, name, covariates)
         chosen = ranking_metric(self.metric if metric is None else metric)
-        pairing = pair_rows(X, second_view(y), pairing)
+        second = second_view(y)
+        pairing = pair_rows(X, second, pairing)
+        z_x, z_y = self._split_covariates(covariates)
+        if z_y is not None:
+            n_x = len(check_matrix(X, "X"))
+            rows = check_pairing(pairing, n_x, check_matrix(second, "Y"))
+            z_y = check_rows(z_y, X, n_x, "X")[to_numpy(rows)]
         values = []
         for name in TASKS if task is None else (check_task(task),):
             x_map, y_map = self._ranking_maps(name)
-            u, v = self._project(X, "x", x_map), self._project(y, "y", y_map)
+            u, v = self.project(X, "x", x_map, covariates=z_x), self.project(y, "y", y_map, covariates=z_y)
             values.append(chosen(ranks(u, v, pairing, task=name, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
@@ -523,6 +609,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         carried over to the new components, not learned again.
         """
         check_is_fitted(self)
+        self.check_plain("a refit from moments")
         if self.filter == "guided" and self.params is None:
             params: ByTask = {task: self.path_.params(task) for task in TASKS}  # type: ignore[union-attr]
         elif self.filter == "guided":
@@ -613,6 +700,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def make_moments(self, X: Array, y: Array, pairing: Any = None) -> Moments:
         """Return the moments of more pairs, as the model's are: of normalised features."""
+        self.check_plain("a refit from moments")
         x, y = normalize(X, self.normalize[0]), normalize(y, self.normalize[1])
         return Moments.of(x, y, pairing, precision=self.precision)
 
@@ -651,10 +739,42 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         how, mean = (self.normalize[0], self.x_mean_) if view == "x" else (self.normalize[1], self.y_mean_)
         return ViewMap((BlockUse(view, how),), mean, weights)
 
-    def _project(self, rows: Any, view: ViewKey, weights: Array, device: str | None = None) -> Array:
-        """Return the vectors of one view, in its own backend and precision."""
-        rows = order_columns(self, rows, view)
-        return self._view_map(view, weights).embed(rows, view.upper(), device)
+    def project(
+        self,
+        rows: Any,
+        view: ViewKey,
+        weights: Array,
+        device: str | None = None,
+        covariates: Any = None,
+    ) -> Array:
+        """Return one view times ``weights`` of its features, in its own backend and precision."""
+        ordered, linear = order_columns(self, rows, view), self._view_map(view, weights)
+        regression = getattr(self.regressions_, view, None)
+        if regression is not None:
+            checked = check_view(ordered, view.upper(), n_features=int(linear.mean.shape[0]))
+            columns = check_rows(covariates, rows, len(checked), view.upper(), regression.width)
+            ordered = regression.residuals(linear.blocks[0].apply(checked), columns)
+            linear = replace(linear, blocks=(BlockUse(view),))
+        return linear.embed(ordered, view.upper(), device)
+
+    def _split_covariates(self, covariates: Any, views: Sequence[ViewKey] = VIEWS) -> tuple[Any, Any]:
+        """Return the covariates of X and of Y; those of ``views`` must be as in the fit."""
+        return order_covariates(vars(self), match_sides(self.regressions_, covariates, views))
+
+    def _add_explained(self, features: Array, view: str, covariates: Any, rows: Any) -> Array:
+        """Return features of a view, from ``rows``, plus what the covariates of these explain of it."""
+        regression = getattr(self.regressions_, view, None)
+        if regression is None:
+            return features
+        columns = check_rows(covariates, rows, len(features), "its input", regression.width)
+        return features + as_dtype(regression.predict(columns, features), features.dtype)
+
+    def check_plain(self, what: str) -> None:
+        """Raise an error for a model that was fitted with covariates, which ``what`` does not have."""
+        if self.regressions_ is not None:
+            raise InputError(
+                f"the model was fitted with covariates, which {what} does not have; fit without."
+            )
 
     def _ranking_maps(self, task: Task) -> tuple[Array, Array]:
         """Return maps that rank as those of ``transform``; where they can, they need no decomposition."""
@@ -666,19 +786,22 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             return ranking_maps(self.spectra_, *models.filters[task], task)
         return maps(models[task], self.weighting, task)
 
-    def _predict(self, rows: Any, view: ViewKey, task: Task) -> Array:
+    def _predict(self, rows: Any, view: ViewKey, task: Task, covariates: Any) -> Array:
         """Return the other view as it is expected for rows of ``view``."""
         check_is_fitted(self)
         spectra = self._check_spectra("predict")
+        sides = dict(zip(VIEWS, self._split_covariates(covariates), strict=True))
         into, onto, mean = prediction_maps(self.models_, spectra, view, check_task(task))
-        return map_back(self._project(rows, view, into), onto, mean)
+        other: ViewKey = "y" if view == "x" else "x"
+        predicted = map_back(self.project(rows, view, into, covariates=sides[view]), onto, mean)
+        return self._add_explained(predicted, other, sides[other], rows)
 
-    def _score_prediction(self, X: Any, y: Any, pairing: Any, task: Task) -> float:
+    def _score_prediction(self, X: Any, y: Any, pairing: Any, task: Task, covariates: Any) -> float:
         from sklearn.metrics import r2_score  # which takes long to import
 
         second = order_columns(self, y, "y")
         pairing = pair_rows(X, second, pairing)
-        predicted = self._predict(X, "x", task)
+        predicted = self._predict(X, "x", task, covariates)
         if is_sparse(second):
             second = second.toarray()  # as large as the predictions
         expected = normalize(check_view(second, "Y", n_features=int(predicted.shape[1])), self.normalize[1])
@@ -694,7 +817,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return self.spectra_
 
     def _set_names(self, names: Mapping[str, Any]) -> None:
-        for name in ("feature_names_in_", "y_feature_names_in_", "_y_is_vector"):
+        for name in ("feature_names_in_", "y_feature_names_in_", "covariate_names_in_", "_y_is_vector"):
             self.__dict__.pop(name, None)
         self.__dict__.update(names)
 
@@ -739,7 +862,17 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             spectra = fields_to_numpy(spectra, copies)
             points = {task: fields_to_numpy(point, copies) for task, point in points.items()}
             made = {task: fields_to_numpy(model) for task, model in made.items()}
-        self.path_, self.spectra_ = result.path, spectra
+        self.path_, self.spectra_, self.regressions_ = result.path, spectra, result.regressions
         self.models_ = Models(made, points, device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
         self.n_features_in_ = int(spectra.x_mean.shape[0])
+
+
+def _split_validation(validation: Any) -> tuple[Any, Any]:
+    """Return validation pairs without and with their covariates, which come last."""
+    if not isinstance(validation, tuple | list) or len(validation) != 4:
+        raise InputError(
+            "with covariates, validation is (X, Y, pairing, covariates), where pairing may be None; give the "
+            "covariates of the validation pairs as well."
+        )
+    return tuple(validation[:3]), validation[3]

@@ -112,8 +112,10 @@ def describe_model(model: AWCCA) -> ModelDescription:
 
     epochs = {task: models[task].epochs for task in TASKS}
     names = ("filter", "weighting", "similarity", "normalize", "metric", "grid")
-    polished = {f"{task} model": describe_polish(n) for task, n in epochs.items() if n}
+    extra = {f"{task} model": describe_polish(n) for task, n in epochs.items() if n}
     kinds = ("correlations", "train_correlations", "validation_correlations")
+    if model.regressions_ is not None:
+        extra["covariates"] = str(model.regressions_)
     weighting = model.weighting
     if not isinstance(weighting, str):
         weighting = float(weighting[0]), float(weighting[1])
@@ -124,7 +126,7 @@ def describe_model(model: AWCCA) -> ModelDescription:
         "AWCCA",
         {task: [str(models[task].filter_x), str(models[task].filter_y)] for task in TASKS},
         {task: int(models[task].correlations.shape[0]) for task in TASKS},
-        plain_params({name: getattr(model, name) for name in names} | polished),
+        plain_params({name: getattr(model, name) for name in names} | extra),
         weighting,
         epochs,
         {task: {kind: first(task, kind) for kind in kinds} for task in TASKS},

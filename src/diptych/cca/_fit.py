@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -22,10 +23,19 @@ from diptych._checks import (
     check_pairing,
     check_same_backend,
     check_sample_weight,
+    check_view,
 )
 from diptych._devices import copy_to_device
 from diptych._progress import progress_bar
 from diptych.cca._canonical import CanonicalModel, forced_ones, regularized_cca
+from diptych.cca._covariates import (
+    Regressions,
+    Sides,
+    check_covariates,
+    match_sides,
+    regress_out,
+    take_rows,
+)
 from diptych.cca._filters import Filters, custom_filter, make_filters, shrinkage_gammas
 from diptych.cca._models import ChosenPoint, ValidationPairs
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
@@ -61,22 +71,30 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """What the models are made from: spectra and a point for each task; and those that are made already."""
+    """What the models are made from: spectra and a point for each task; and those that are made already.
+
+    ``regressions`` say what covariates explained of the views, where there were some.
+    """
 
     spectra: Spectra
     path: Path | None
     points: dict[Task, ChosenPoint]
     made: dict[Task, CanonicalModel]
+    regressions: Regressions | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """One fit with the parameters of an estimator; see ``AWCCA.fit`` for the other attributes."""
+    """One fit with the parameters of an estimator; see ``AWCCA.fit`` for the other attributes.
+
+    With ``covariates``, views are residuals, which lose those again where a share is held out.
+    """
 
     settings: AWCCA
     engine: Engine | None = None
     device: str | None = None
     checkpoint: str | os.PathLike[str] | None = None
+    covariates: Sides | None = None
 
     def fit_blocks(self, blocks: Iterable[PairBlock], validation: tuple[Any, ...] | None) -> FitResult:
         """Fit blocks, in one pass."""
@@ -96,6 +114,41 @@ class Fit:
         if moments.count < 2:
             raise InputError(f"found {moments.count} pair(s); a correlation needs at least two.")
         return self._select(self._spectra(moments), validation)
+
+    def fit_partial(
+        self,
+        X: Any,
+        Y: Any,
+        pairing: Any,
+        validation: tuple[Any, ...] | None,
+        sample_weight: Any,
+        covariates: Any,
+    ) -> FitResult:
+        """Fit what covariates leave of both normalised views; validation pairs have theirs as well."""
+        self._check_partial()
+        x, y, pairing = check_pair_of_views(X, Y, pairing)
+        sides = check_covariates(covariates, X, int(x.shape[0]))
+        assert sides is not None
+        weights = check_sample_weight(sample_weight, y)
+        check_some_weight(weights)
+        how = self.settings.normalize
+        plain_weights = None if weights is None else to_numpy(weights)
+        x, y = normalize(x, how[0]), normalize(y, how[1])
+        regressions, (left_x, left_y) = regress_out(x, y, pairing, sides, plain_weights)
+        if validation is not None:
+            held_covariates = match_sides(regressions, validation[3])
+            held_x = check_view(validation[0], "validation X", n_features=int(x.shape[1]))
+            held_y = check_view(validation[1], "validation Y", n_features=int(y.shape[1]))
+            held_pairing = check_pairing(validation[2], held_x.shape[0], held_y)
+            widths = (None if z is None else int(z.shape[1]) for z in sides)
+            held_sides = check_covariates(held_covariates, validation[0], int(held_x.shape[0]), *widths)
+            assert held_sides is not None
+            held_x, held_y = normalize(held_x, how[0]), normalize(held_y, how[1])
+            validation = *regressions.residuals(held_x, held_y, held_pairing, held_sides), held_pairing
+        plain = copy.copy(self.settings)
+        plain.normalize = ("none", "none")  # residuals are not normalised again
+        fit = replace(self, settings=plain, covariates=sides)
+        return replace(fit.fit_views(left_x, left_y, pairing, validation, weights), regressions=regressions)
 
     def fit_views(
         self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None, sample_weight: Any = None
@@ -129,7 +182,7 @@ class Fit:
         if substitute is not None:
             # A sparse view has few rows here: with more of them, it is refused.
             x, y = (view.toarray() if is_sparse(view) else view for view in (x, y))
-        in_memory = solver == "svd" or substitute is not None
+        in_memory = solver == "svd" or substitute is not None or self.covariates is not None
         if in_memory:
             x, y, pairing = self._prepare((x, y, pairing))
             weights = check_sample_weight(weights, y)  # on the device, too
@@ -159,7 +212,14 @@ class Fit:
         pairs = x[held.x, :], y[held.y, :], held.pairing
         kept, left = (None if weights is None else weights[rows.y] for rows in (train, held))
         if in_memory:
-            part = self._decompose(x[train.x, :], y[train.y, :], train.pairing, kept, in_memory)
+            part_x, part_y = x[train.x, :], y[train.y, :]
+            if self.covariates is not None:
+                # What a part regresses out of residuals of all pairs leaves what it would leave of the views.
+                inside, outside = (take_rows(self.covariates, rows.x) for rows in (train, held))
+                plain = None if kept is None else to_numpy(kept)
+                regressions, (part_x, part_y) = regress_out(part_x, part_y, train.pairing, inside, plain)
+                pairs = *regressions.residuals(*pairs, outside), held.pairing
+            part = self._decompose(part_x, part_y, train.pairing, kept, in_memory)
             whole = self._decompose(x, y, pairing, weights, in_memory)
         else:
             moments = self._sum(self._blocks(x, y, pairing, weights, train.y))
@@ -352,6 +412,18 @@ class Fit:
     def _selects(self) -> bool:
         settings = self.settings
         return settings.params is None or settings.n_components == "auto" or settings.polish
+
+    def _check_partial(self) -> None:
+        """Raise an error for settings that take no covariates."""
+        settings, wrong = self.settings, None
+        if self.checkpoint is not None:
+            wrong = "checkpoint"
+        elif settings.polish:
+            wrong = "polish=True"
+        elif settings.params is None and settings.selection == "leave-one-out":
+            wrong = "selection='leave-one-out'"
+        if wrong:
+            raise InputError(f"{wrong} and covariates are not supported together; leave one of them out.")
 
     def _check_weighted(self) -> None:
         """Raise an error for settings that take no sample weights."""

@@ -14,10 +14,12 @@ from diptych._arrays import to_numpy
 from diptych._checks import TASKS, InputError, Task
 from diptych._persistence import Schema, Tensors, take_array
 from diptych.cca._canonical import CanonicalModel
+from diptych.cca._covariates import CovariateBasis, Regression, Regressions
 from diptych.cca._description import check_path, without_filter
 from diptych.cca._filters import AnyFilter, CustomFilter, SpectralFilter, Tikhonov, TruncatedSVD
 from diptych.cca._models import Models
 from diptych.cca._polish import take_polish
+from diptych.cca._projector import VIEWS, ViewKey
 from diptych.cca._settings import check_settings, params_by_task, plain_pair
 from diptych.cca._spectra import Spectra
 from diptych.cca.selection._grids import Path
@@ -120,7 +122,7 @@ class SpectraConfig(Schema, frozen=True):
 
 
 class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
-    """What ``config.json`` says of a fitted AWCCA."""
+    """What ``config.json`` says of a fitted AWCCA; ``covariates`` names the views that have some."""
 
     params: ParamsConfig
     models: dict[Task, ModelConfig]
@@ -129,6 +131,8 @@ class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
     x_names: list[str] | None = None
     y_names: list[str] | None = None
     y_is_vector: bool = False
+    covariates: list[ViewKey] = msgspec.field(default_factory=list)
+    covariate_names: tuple[list[str] | None, list[str] | None] = (None, None)
 
     def __post_init__(self) -> None:
         """Refuse a model without one of the tasks, and a path that does not fit its grid."""
@@ -157,11 +161,20 @@ def pack_model(model: AWCCA, spectra: Spectra | None = None) -> tuple[AWCCAConfi
     if spectra is not None and spectra.is_dense:
         numbers = SpectraConfig(spectra.count, spectra.resolution, spectra.weight)
         tensors |= {f"spectra.{name}": to_numpy(getattr(spectra, name)) for name in _SPECTRA}
+    views: list[ViewKey] = []
+    for view in VIEWS:
+        regression: Regression | None = getattr(model.regressions_, view, None)
+        if regression is not None:
+            views.append(view)
+            parts = {**vars(regression.basis), "intercept": regression.intercept, "slopes": regression.slopes}
+            tensors |= {f"covariates.{view}.{name}": part for name, part in parts.items()}
     names = [getattr(model, name, None) for name in ("feature_names_in_", "y_feature_names_in_")]
-    x_names, y_names = (None if labels is None else [str(name) for name in labels] for labels in names)
+    names += getattr(model, "covariate_names_in_", (None, None))
+    x_names, y_names, *z_names = (None if own is None else [str(name) for name in own] for own in names)
     path = without_filter(model.path_)
     params, is_vector = ParamsConfig.pack(model), model._y_is_vector
-    return AWCCAConfig(params, models, path, numbers, x_names, y_names, is_vector), tensors
+    labels = x_names, y_names, is_vector, views, (z_names[0], z_names[1])
+    return AWCCAConfig(params, models, path, numbers, *labels), tensors
 
 
 def unpack_model(model: AWCCA, config: AWCCAConfig, tensors: Tensors, source: FilePath) -> None:
@@ -194,6 +207,9 @@ def unpack_model(model: AWCCA, config: AWCCAConfig, tensors: Tensors, source: Fi
             )
         if names is not None:
             setattr(model, attribute, np.asarray(names, dtype=object))
+    model.regressions_ = _take_regressions(tensors, config.covariates, (len(x_mean), len(y_mean)), source)
+    if config.covariates:
+        model.covariate_names_in_ = config.covariate_names
     if config.spectra is not None:
         model.spectra_ = _take_spectra(tensors, config.spectra, x_mean, y_mean, source)
 
@@ -215,6 +231,24 @@ def _take_model(
     filters = config.filter_x.unpack(), config.filter_y.unpack()
     polish = take_polish(tensors, name, config.epochs, size, source)
     return CanonicalModel(correlations, x_weights, y_weights, *filters, **measured, polish=polish)
+
+
+def _take_regressions(
+    tensors: Tensors, views: list[ViewKey], widths: tuple[int, int], source: FilePath
+) -> Regressions | None:
+    """Return the regressions of the views that have covariates."""
+
+    def take(view: ViewKey, width: int) -> Regression | None:
+        if view not in views:
+            return None
+        name = f"covariates.{view}"
+        mean = take_array(tensors, f"{name}.mean", (None,), source)
+        directions = take_array(tensors, f"{name}.directions", (len(mean), None), source)
+        intercept = take_array(tensors, f"{name}.intercept", (width,), source)
+        slopes = take_array(tensors, f"{name}.slopes", (directions.shape[1], width), source)
+        return Regression(CovariateBasis(mean, directions), intercept, slopes)
+
+    return Regressions(take("x", widths[0]), take("y", widths[1])) if views else None
 
 
 def _take_spectra(

@@ -21,6 +21,7 @@ from diptych._checks import (
     second_view,
 )
 from diptych.cca._canonical import CanonicalModel
+from diptych.cca._covariates import split_sides
 from diptych.cca._projector import ViewKey
 
 if TYPE_CHECKING:
@@ -54,6 +55,18 @@ def _name_columns(view: Any, name: str) -> Any:
     """Return the names of the columns of a data frame; None if they are not strings, or if it is none."""
     check_column_names(view, name)
     return _get_feature_names(view)
+
+
+def order_covariates(names: Mapping[str, Any], covariates: Any) -> tuple[Any, Any]:
+    """Return the covariates of X and of Y with their columns in the order of ``names``, those of a fit."""
+    fitted = names.get("covariate_names_in_", (None, None))
+    x, y = (_order_by_name(*side, "covariates") for side in zip(split_sides(covariates), fitted, strict=True))
+    return x, y
+
+
+def name_covariates(covariates: Any) -> dict[str, Any]:
+    """Return the names of the covariates of X and of Y as an attribute of the model."""
+    return {"covariate_names_in_": tuple(_name_columns(z, "covariates") for z in split_sides(covariates))}
 
 
 NAME_KEYS: dict[ViewKey, str] = {"x": "feature_names_in_", "y": "y_feature_names_in_"}
@@ -118,6 +131,8 @@ def describe_fit(model: AWCCA, computed: dict[Task, CanonicalModel]) -> str:
     sizes = f"X has {count(len(model.x_mean_), 'feature')}, Y {len(model.y_mean_):,}."
     if (spectra := getattr(model, "spectra_", None)) is not None:
         sizes = f"Fitted on {spectra.count:,} pairs. {sizes}"
+    if model.regressions_ is not None:
+        sizes += f" Without covariates: {model.regressions_}."
     path = model.path_
     how = "Regularisation was given." if model.params is not None else f"Selection: {model.selection}."
     if path is not None:

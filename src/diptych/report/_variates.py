@@ -14,8 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from diptych._arrays import Array, to_numpy
 from diptych._checks import InputError, Task, check_pairing, check_task, order_rows, pair_rows
 from diptych.cca import AWCCA
-from diptych.cca._sklearn import order_pairs
-from diptych.cca._view_map import BlockUse, ViewMap
+from diptych.cca._projector import VIEWS
 from diptych.report._figures import (
     COLORS,
     MARKERS,
@@ -95,6 +94,8 @@ def draw_variates(
                 "pairing, held_out and task."
             )
         artists, labels = _draw_folds(axes, model, component)
+    elif X is None or y is None:
+        raise InputError("a model needs pairs, whose variates are drawn; give X and y.")
     else:
         artists, labels = _draw_pairs(axes, model, (X, y, pairing), held_out, component, task)
     axes.set_xlabel(_name_axis(component, names[0]), fontsize=TEXT_SIZE, parse_math=False)
@@ -252,15 +253,16 @@ def _variates(
     if not isinstance(model, AWCCA):
         raise InputError(f"{type(model).__name__} has no canonical variates; give a fitted AWCCA.")
     check_is_fitted(model)
+    model.check_plain("a figure")
     canonical = model.models_[check_task(task)]
     check = check_plane if len(components) == 2 else check_components
     columns = check(components, int(canonical.correlations.shape[0]), "the model")
     x, y, pairing = (*pairs, None)[:3]
-    x, y = order_pairs(vars(model), x, y)
     pairing = pair_rows(x, y, pairing)
-    x_map = ViewMap((BlockUse("x", model.normalize[0]),), model.x_mean_, canonical.x_weights[:, columns])
-    y_map = ViewMap((BlockUse("y", model.normalize[1]),), model.y_mean_, canonical.y_weights[:, columns])
-    u, v = to_numpy(x_map.embed(x, "X")), to_numpy(y_map.embed(y, "Y"))
+    u, v = (
+        to_numpy(model.project(rows, view, weights[:, columns]))
+        for rows, view, weights in zip((x, y), VIEWS, (canonical.x_weights, canonical.y_weights), strict=True)
+    )
     owners = to_numpy(check_pairing(pairing, len(u), v))
     return u[owners], v, owners
 

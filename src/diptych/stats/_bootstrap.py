@@ -156,7 +156,7 @@ def bootstrap(
     covariates
         What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. They are
         regressed out of both views in each resample, as in the estimate, so that correlations and loadings
-        are partial ones.
+        are partial ones. Or a pair, as in ``AWCCA.fit``. Needed if the model was fitted with covariates.
     n_resamples
         Number of resamples.
     confidence

@@ -118,6 +118,7 @@ def classical_tests(X: Any, y: Any, pairing: Any = None, *, covariates: Any = No
         Age, motion and the like, rows of X × covariates: the correlations are partial ones, of what a
         regression on the covariates leaves of both views, and each independent covariate takes one degree of
         freedom (Timm and Carlson, 1976). To regress them out beforehand would not, and rejects too often.
+        Those of one view alone have no such tests.
 
     References
     ----------
@@ -143,10 +144,14 @@ def classical_tests(X: Any, y: Any, pairing: Any = None, *, covariates: Any = No
             "several rows of Y belong to one row of X, so the pairs are not independent, as these tests "
             "assume; use permutation_test, which moves them together."
         )
-    columns, n_covariates = check_covariates(covariates, X, int(x.shape[0])), 0
-    if columns is not None:
-        _, basis, (x, y) = regress_out(x, y, pairing, columns)
-        n_covariates = basis.directions.shape[1]
+    sides, n_covariates = check_covariates(covariates, X, int(x.shape[0])), 0
+    if sides is not None:
+        if sides[0] is not sides[1]:
+            raise InputError(
+                "these tests take the same covariates for both views; use permutation_test for those of one."
+            )
+        regressions, (x, y) = regress_out(x, y, pairing, sides)
+        n_covariates = regressions.n_shared
     of_pairs = spectra(x, y, pairing)
     n, (p, q) = of_pairs.count, of_pairs.ranks
     if n - n_covariates < p + q + 2:

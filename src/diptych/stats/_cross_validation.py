@@ -21,11 +21,18 @@ from diptych._checks import (
     second_view,
 )
 from diptych._progress import progress_bar
-from diptych.cca import AWCCA, Engine, normalize, project
-from diptych.cca._covariates import check_covariates, regress_out
+from diptych.cca import AWCCA, Engine
+from diptych.cca._covariates import Sides, check_covariates, take_rows
 from diptych.cca._settings import params_by_task, plain_pair, scale_params
 from diptych.cca.selection._grids import PairRows, select_rows
-from diptych.stats._pairs import Ints, block_codes, check_unweighted, count_components, is_pair
+from diptych.stats._pairs import (
+    Ints,
+    block_codes,
+    check_given,
+    check_unweighted,
+    count_components,
+    is_pair,
+)
 from diptych.stats._tables import component_frame, format_components
 
 FEWEST = 3
@@ -118,7 +125,8 @@ def cross_validated_correlations(
     covariates
         What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. In each
         fold both views are regressed on them over the training pairs, and these regressions are applied to
-        the held-out pairs: to regress them out of all pairs beforehand lets each row know of the others.
+        the held-out pairs: to regress them out of all pairs beforehand lets each row know of the others. Or a
+        pair, as in ``AWCCA.fit``. Needed if the model was fitted with covariates.
     cv
         Number of folds; a splitter of scikit-learn, which splits the rows of X; or a list of splits, each the
         row numbers of the training part and of the part that is held out.
@@ -146,13 +154,10 @@ def cross_validated_correlations(
     >>> bool(result.in_sample[0] > 0.7), bool(abs(result.pooled[0]) < 0.2)
     (True, True)
     """
-    estimator = _make_estimator(model, verbose)
+    estimator = _make_estimator(model, verbose, covariates)
     task = check_task(task)
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
-    columns = check_covariates(covariates, X, int(x.shape[0]))
-    if columns is not None:
-        x, y = normalize(x, estimator.normalize[0]), normalize(y, estimator.normalize[1])
-        estimator.normalize = ("none", "none")  # residuals are not normalised again
+    sides = check_covariates(covariates, X, int(x.shape[0]))
     blocks = order_rows(blocks, X, "blocks", "X")
     if n_components is not None:
         check_count(n_components, "n_components")
@@ -160,11 +165,12 @@ def cross_validated_correlations(
     with progress_bar("cross-validating", verbose) as progress:
         splits = list(_split(cv, pairing, int(x.shape[0]), blocks, random_state))
         for number, (train, test) in enumerate(splits):
-            views, (test_x, test_y) = _cut(x, y, train, test, columns)
-            fold = _fit_fold(estimator, *views, train, int(y.shape[0]), engine, device)
+            fold = _fit_fold(estimator, x, y, train, sides, engine, device)
             canonical = fold.models_[task]
-            u = project(normalize(test_x, fold.normalize[0]), fold.x_mean_, canonical.x_weights)
-            v = project(normalize(test_y, fold.normalize[1]), fold.y_mean_, canonical.y_weights)
+            z_x, z_y = (None, None) if sides is None else take_rows(sides, test.x)
+            z_y = None if z_y is None else z_y[to_numpy(test.pairing)]
+            u = fold.project(x[test.x, :], "x", canonical.x_weights, covariates=z_x)
+            v = fold.project(y[test.y, :], "y", canonical.y_weights, covariates=z_y)
             scale = fold.spectra_.count**0.5  # variates of folds of any size have the same scale
             variates_x.append(to_numpy(u)[to_numpy(test.pairing)] * scale)
             variates_y.append(to_numpy(v) * scale)
@@ -184,7 +190,7 @@ def cross_validated_correlations(
     )
 
 
-def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
+def _make_estimator(model: Any, verbose: bool | None, covariates: Any) -> AWCCA:
     """Return an estimator with the parameters of a model, not fitted."""
     from sklearn.base import clone
 
@@ -195,28 +201,11 @@ def _make_estimator(model: Any, verbose: bool | None) -> AWCCA:
             f"{type(model).__name__} is not an estimator; give an AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
         )
     check_unweighted(model)
+    check_given(model, covariates)
     estimator: AWCCA = clone(model)
     if verbose is not None:
         estimator.verbose = verbose
     return estimator
-
-
-def _cut(
-    x: Array, y: Array, train: PairRows, test: PairRows, covariates: Floats | None
-) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Return both views of the training part and of the held-out part, without the covariates, if any."""
-    views = x[train.x, :], y[train.y, :]
-    held_out = x[test.x, :], y[test.y, :]
-    if covariates is None:
-        return views, held_out
-    inside, outside = covariates[to_numpy(train.x)], covariates[to_numpy(test.x)]
-    (of_x, of_y), basis, views = regress_out(*views, train.pairing, inside)
-    scores = basis.scores(outside)
-    held_out = (
-        of_x.residuals(held_out[0], scores),
-        of_y.residuals(held_out[1], scores[to_numpy(test.pairing)]),
-    )
-    return views, held_out
 
 
 def _fit_fold(
@@ -224,18 +213,20 @@ def _fit_fold(
     x: Array,
     y: Array,
     rows: PairRows,
-    n_pairs: int,
+    covariates: Sides | None,
     engine: Engine | None,
     device: str | None,
 ) -> AWCCA:
-    """Return the estimator fitted on the views of a training part, of ``n_pairs`` in all."""
+    """Return the estimator fitted on a training part of the pairs."""
     from sklearn.base import clone
 
     fold: AWCCA = clone(estimator)
     if fold.params is not None:
-        share = int(y.shape[0]) / n_pairs
+        share = int(rows.y.shape[0]) / int(y.shape[0])
         fold.params = scale_params(params_by_task(fold.params), fold.filter, share)
-    return fold.fit(x, y, rows.pairing, engine=engine, device=device)
+    inside = None if covariates is None else take_rows(covariates, rows.x)
+    views = x[rows.x, :], y[rows.y, :]
+    return fold.fit(*views, rows.pairing, covariates=inside, engine=engine, device=device)
 
 
 def _split(

@@ -109,7 +109,8 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     They are computed from the spectra that a fit keeps, without the data: with weights u and v of a
     component, the features of X have the covariances :math:`X^\top X u = V_x S_x^2 V_x^\top u` with the
     variate :math:`Xu`, and :math:`X^\top Y v = V_x T_0 V_y^\top v` with :math:`Yv`. Loadings are what
-    scientists interpret: unlike weights, they do not depend on which other features are in the view.
+    scientists interpret: unlike weights, they do not depend on which other features are in the view. Of a
+    model that was fitted with covariates, the features are what these leave of them.
 
     Correlations, and with them redundancy, are those of the variates over the training pairs. Chance raises
     them; ``cross_validated_correlations`` measures them on other pairs.

@@ -47,8 +47,9 @@ COMPONENTS = 10
 class PreparedPairs:
     """Normalised pairs, their spectra, the filters of both views, and the names of the features, if any.
 
-    With covariates, both views are what these leave, and ``scores`` are their orthonormal combinations, a row
-    for each row of X; see ``CovariateBasis``. With blocks, the views have lost their means in each.
+    With covariates, views are what these leave, and ``scores`` are the orthonormal combinations of those of X
+    and of Y, a row for each row of X; see ``CovariateBasis``. With blocks, the views have lost their means in
+    each.
     """
 
     x: Array
@@ -58,23 +59,26 @@ class PreparedPairs:
     filters: Filters
     names_x: list[str] | None
     names_y: list[str] | None
-    scores: Floats
+    scores: tuple[Floats, Floats]
     n_blocks: int = 1
 
     @property
-    def n_covariates(self) -> int:
-        """The dimensions that covariates take from the pairs, beside the intercept."""
-        return int(self.scores.shape[1])
+    def n_covariates(self) -> tuple[int, int]:
+        """The dimensions that covariates take from X and from Y, beside the intercept."""
+        return self.scores[0].shape[1], self.scores[1].shape[1]
 
     @property
-    def n_removed(self) -> int:
-        """The dimensions that covariates and block means take from the pairs, beside the intercept."""
-        return self.n_covariates + self.n_blocks - 1
+    def n_shared(self) -> int:
+        """The dimensions that covariates take from both views: those that the spans of their scores share."""
+        if self.scores[0] is self.scores[1]:
+            return self.n_covariates[0]
+        x, y = (rows[to_numpy(self.pairing)] for rows in self.scores)
+        return int(np.count_nonzero(np.linalg.svd(x.T @ y, compute_uv=False) > 1 - 1e-8))
 
     @property
     def free_spectra(self) -> Spectra:
-        """The spectra with as many pairs as are left: n, less those dimensions."""
-        return replace(self.spectra, count=self.spectra.count - self.n_removed)
+        """The spectra with as many pairs as are left: n, less what covariates and block means take."""
+        return replace(self.spectra, count=self.spectra.count - self.n_shared - self.n_blocks + 1)
 
 
 def count_components(n_components: int | None, most: int) -> int:
@@ -106,6 +110,7 @@ def prepare_pairs(
     if isinstance(model, AWCCA):
         check_is_fitted(model)
         check_unweighted(model)
+        check_given(model, covariates)
         X, y = order_pairs(vars(model), X, y)
     elif not is_pair(model):
         raise InputError(
@@ -113,15 +118,16 @@ def prepare_pairs(
         )
     names_x, names_y = name_features(model, find_names(X, y))
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
-    columns = check_covariates(covariates, X, int(x.shape[0]))
+    sides = check_covariates(covariates, X, int(x.shape[0]))
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
-    scores: Floats = np.empty((int(x.shape[0]), 0))
+    none: Floats = np.empty((int(x.shape[0]), 0))
+    scores = none, none
     if isinstance(model, AWCCA):
         x, y = normalize(x, model.normalize[0]), normalize(y, model.normalize[1])
-    if columns is not None:
-        _, basis, (x, y) = regress_out(x, y, pairing, columns)
-        scores = basis.scores(columns)
+    if sides is not None:
+        regressions, (x, y) = regress_out(x, y, pairing, sides)
+        scores = regressions.scores(sides)
     n_blocks = 1
     if blocks is not None:
         codes = block_codes(blocks, int(x.shape[0]))
@@ -160,6 +166,12 @@ def check_unweighted(model: Any) -> None:
             "the model was fitted with sample weights, which resampling does not take; fit it without, or "
             "give (γ_x, γ_y)."
         )
+
+
+def check_given(model: AWCCA, covariates: Any) -> None:
+    """Raise an error for a model that was fitted with covariates, if there are none."""
+    if covariates is None and model.regressions_ is not None:
+        raise InputError("the model was fitted with covariates; give them.")
 
 
 def make_seed(random_state: int | None) -> int:

@@ -71,7 +71,7 @@ class PermutationTest:
     n_permutations, random_state, method
         As given.
     n_covariates
-        Number of covariates that are neither constant nor combinations of others.
+        Numbers of covariates of X and of Y that are neither constant nor combinations of others.
     n_pairs, n_features
         Number of pairs, and of the features of X and of Y.
     filters
@@ -90,7 +90,7 @@ class PermutationTest:
     n_permutations: int
     random_state: int | None
     method: Method
-    n_covariates: int
+    n_covariates: tuple[int, int]
     n_pairs: int
     n_features: tuple[int, int]
     filters: Filters
@@ -107,7 +107,7 @@ class PermutationTest:
             "std. error": map(format_p, self.standard_errors),
             "p corrected": map(format_p, self.p_corrected),
         }
-        removed = f" without {count(self.n_covariates, 'covariate')}" if self.n_covariates else ""
+        removed = _describe_removed(self.n_covariates)
         return f"Permutation test, {self.n_permutations:,} permutations{removed}\n{format_components(cells)}"
 
     def to_frame(self) -> Any:
@@ -131,11 +131,16 @@ class PermutationTest:
             f"({self.n_features[0]:,} and {self.n_features[1]:,} features) of "
             f"{count(self.n_pairs, 'pair')} were computed {_describe_filters(self.filters)}."
         ]
-        if self.n_covariates:
+        if any(self.n_covariates):
+            if not all(self.n_covariates):
+                view = "X" if self.n_covariates[0] else "Y"
+                sentences.append(
+                    f"They are part correlations: covariates were regressed out of {view} alone."
+                )
             sentences.append(
                 "Both views were projected onto the dimensions that an intercept and "
-                f"{count(self.n_covariates, 'covariate')} leave, and permuted there (Theil, 1965; Huh and "
-                "Jhun, 2001; Winkler et al., 2020)."
+                f"{count(max(self.n_covariates), 'covariate')} leave, and permuted there (Theil, 1965; Huh "
+                "and Jhun, 2001; Winkler et al., 2020)."
             )
         is_within = self.has_blocks and self.exchange != "blocks"
         within = " within blocks, whose means were subtracted from both views" if is_within else ""
@@ -237,8 +242,9 @@ def permutation_test(
     covariates
         What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. The test
         is then of the partial correlations, of what a regression on the covariates leaves of both views (and
-        of each row's mean, where it has several rows of Y). Give the views as they are: see Notes. Not
-        together with ``blocks``.
+        of each row's mean, where it has several rows of Y). Or a pair, as in ``AWCCA.fit``, with None for
+        one view: the correlations are then part correlations. Needed if the model was fitted with covariates.
+        Give the views as they are: see Notes. Not together with ``blocks``.
     n_permutations
         Number of permutations; the smallest possible p-value is 1 / (n_permutations + 1).
     method
@@ -311,7 +317,8 @@ def permutation_test(
     not exchangeable, and their test rejects far too often. With ``covariates``, also the first test permutes
     both views in an orthonormal basis of those n − 1 − c dimensions (Theil, 1965; Huh and Jhun, 2001; Winkler
     et al., 2020), and nothing is centred again. That is exact for Gaussian errors with any covariates, and
-    approximate for others.
+    approximate for others. If one view alone has covariates, what is left of it is in those dimensions; the
+    other one is whitened as it is, and both are permuted there (part CCA).
 
     References
     ----------
@@ -347,12 +354,18 @@ def permutation_test(
         blocks = order_rows(blocks, X, "blocks", "X")
         within = blocks if exchange != "blocks" else None
         pairs = prepare_pairs(model, X, y, pairing, task, device, covariates, within)
+        if all(pairs.n_covariates) and pairs.scores[0] is not pairs.scores[1]:
+            raise InputError(
+                "covariates of X and others of Y leave the views in different dimensions, where no rows can "
+                "change places; give the same for both, or those of one view."
+            )
         whitened = _whiten_pairs(pairs, blocks, exchange)
         if exchange == "rows" and blocks is None:
             _warn_if_serial(pairs)
-        free_rows = len(whitened.blocks.labels) - 1 - pairs.n_removed
+        n_rows = len(whitened.blocks.labels)
+        free_rows = n_rows - pairs.n_blocks - max(pairs.n_covariates)
         whitened.blocks.check()
-        _check_free(pairs, free_rows)
+        _check_free(pairs, n_rows)
         rotated, correlations = whitened.rotate()
         # Above rounding error, and with rows left to permute.
         above_rounding = int(np.count_nonzero(correlations > correlations[0] * 1e-10))
@@ -454,13 +467,20 @@ def _warn_if_serial(pairs: PreparedPairs) -> None:
         )
 
 
-def _check_free(pairs: PreparedPairs, free_rows: int) -> None:
-    """Raise an error if the correlations would be the same whatever the pairing."""
-    spectra = pairs.free_spectra
-    ones, free_x, free_y = forced_ones(spectra, *pairs.filters)
+def _describe_removed(n_covariates: tuple[int, int]) -> str:
+    return f" without {count(max(n_covariates), 'covariate')}" if any(n_covariates) else ""
+
+
+def _check_free(pairs: PreparedPairs, n_rows: int) -> None:
+    """Raise an error if the correlations would be the same whatever the pairing of n rows of X."""
+    ones, free_x, free_y = forced_ones(pairs.free_spectra, *pairs.filters)
+    left_x, left_y = (
+        n - pairs.n_blocks - removed
+        for n, removed in zip((n_rows, pairs.spectra.count), pairs.n_covariates, strict=True)
+    )
     # A view without regularisation that spans all there is, is only rotated by a permutation.
-    if ones or free_x >= free_rows or free_y >= spectra.count - 1:
-        removed = f" without {count(pairs.n_covariates, 'covariate')}" if pairs.n_covariates else ""
+    if ones or free_x >= left_x or free_y >= left_y:
+        removed = _describe_removed(pairs.n_covariates)
         removed += f" in {count(pairs.n_blocks, 'block')}" if pairs.n_blocks > 1 else ""
         raise InputError(
             f"the correlations are the same whatever the pairing, so there is nothing to test: {free_x} and "
@@ -473,9 +493,9 @@ def _check_free(pairs: PreparedPairs, free_rows: int) -> None:
 class WhitenedPairs:
     """Whitened views, one row for each row of X that has pairs, such that T = ``a.T @ b``.
 
-    Row i of X has c rows of Y: ``a`` has √c times the row, and ``b`` the sum of the others over √c. Both are
-    orthogonal to ``removed``, an orthonormal basis of intercept and covariates: the √c of all rows at length
-    1, and √c times the scores of the covariates.
+    Row i of X has c rows of Y: ``a`` has √c times the row, and ``b`` the sum of the others over √c. A view
+    with covariates is orthogonal to ``removed``, an orthonormal basis of intercept and covariates: the √c of
+    all rows at length 1, and √c times the scores of the covariates.
     """
 
     a: Array
@@ -500,7 +520,7 @@ def _whiten_pairs(pairs: PreparedPairs, blocks: Any, exchange: Exchange = "rows"
     counts = count_groups(pairs.pairing, n_x)
     rows = xp.nonzero(counts > 0)[0]
     root = xp.sqrt(xp.astype(counts[rows], xp.float64))[:, None]
-    scores = move_like(pairs.scores, x)[rows, :]
+    scores = move_like(max(pairs.scores, key=np.size), x)[rows, :]
     return WhitenedPairs(
         x[rows, :] * root,
         group_sum(y, pairs.pairing, n_x)[rows, :] / root,

@@ -47,13 +47,13 @@ class ResampledView:
 
 @dataclass(frozen=True, eq=False)
 class ResampledPairs:
-    """Two views whose pairs are resampled by block, and the scores of covariates of the rows of X."""
+    """Two views whose pairs are resampled by block, and both views' scores of covariates of the rows of X."""
 
     x: ResampledView
     y: ResampledView
     pairing: Array
     blocks: ResampledBlocks
-    scores: Floats
+    scores: tuple[Floats, Floats]
 
 
 class RefittedView(NamedTuple):
@@ -109,8 +109,8 @@ def _check_distinct(pairs: PreparedPairs) -> None:
     """Raise an error if correlations of the model, or of its resamples, are 1 whatever the data."""
     distinct = _SHARE_DISTINCT * pairs.spectra.count
     ones, free_x, free_y = forced_ones(pairs.free_spectra, *pairs.filters)
-    if ones or free_x + free_y > distinct - 1 - pairs.n_covariates:
-        removed = f" and {count(pairs.n_covariates, 'covariate')}" if pairs.n_covariates else ""
+    if ones or free_x + free_y > distinct - 1 - pairs.n_shared:
+        removed = f" and {count(pairs.n_shared, 'covariate')}" if pairs.n_shared else ""
         raise InputError(
             f"a resample of {pairs.spectra.count} pairs has about {distinct:.0f} different ones, too few for "
             f"{free_x} and {free_y} directions without regularisation{removed}: correlations would be 1 "
@@ -124,10 +124,15 @@ def refit_resamples(pairs: ResampledPairs, numbers: range) -> list[RefittedModel
     owners = to_numpy(pairs.pairing)
     weights = counts * np.bincount(owners, minlength=counts.shape[1])
     # Each resample has a regression on the covariates of its own.
-    scores = [CovariateBasis.fit(pairs.scores, of_rows).scores(pairs.scores) for of_rows in weights]
-    lengths_x = _feature_lengths(pairs.x.centred, weights, scores)
-    lengths_y = _feature_lengths(pairs.y.centred, counts[:, owners], [rows[owners] for rows in scores])
-    return [_refit(pairs, *resample) for resample in zip(counts, scores, lengths_x, lengths_y, strict=True)]
+    first, second = pairs.scores
+    scores_x = [CovariateBasis.fit(first, of_rows).scores(first) for of_rows in weights]
+    scores_y = scores_x
+    if second is not first:
+        scores_y = [CovariateBasis.fit(second, of_rows).scores(second) for of_rows in weights]
+    lengths_x = _feature_lengths(pairs.x.centred, weights, scores_x)
+    lengths_y = _feature_lengths(pairs.y.centred, counts[:, owners], [rows[owners] for rows in scores_y])
+    resamples = zip(counts, zip(scores_x, scores_y, strict=True), lengths_x, lengths_y, strict=True)
+    return [_refit(pairs, *resample) for resample in resamples]
 
 
 def _feature_lengths(centred: Array, weights: Floats, scores: list[Floats]) -> Floats:
@@ -150,12 +155,16 @@ def _feature_lengths(centred: Array, weights: Floats, scores: list[Floats]) -> F
 
 
 def _refit(
-    pairs: ResampledPairs, counts: Floats, scores: Floats, lengths_x: Floats, lengths_y: Floats
+    pairs: ResampledPairs,
+    counts: Floats,
+    scores: tuple[Floats, Floats],
+    lengths_x: Floats,
+    lengths_y: Floats,
 ) -> RefittedModel:
     """Fit the pairs of rows of X that are drawn ``counts`` times, and align the model with the estimate.
 
-    ``scores`` are those of the covariates in the resample, ``lengths_x`` and ``lengths_y`` those of the
-    features.
+    ``scores`` are those of the covariates of X and of Y in the resample, ``lengths_x`` and ``lengths_y``
+    those of the features.
     """
     x, y = pairs.x, pairs.y
     xp = namespace(x.rows)
@@ -165,8 +174,8 @@ def _refit(
     pairs_per_row = xp.astype(count_groups(pairing, n_x), xp.float64)
     weights_x, weights_y = times[rows_x] * pairs_per_row, times[pairs.pairing[rows_y]]
     count = float(xp.sum(weights_y))
-    scores_x = move_like(scores, x.rows)
-    scores_x, scores_y = scores_x[rows_x, :], scores_x[pairs.pairing[rows_y], :]
+    scores_x, scores_y = (move_like(of_view, x.rows) for of_view in scores)
+    scores_x, scores_y = scores_x[rows_x, :], scores_y[pairs.pairing[rows_y], :]
     s_x, v_x, left_x, turn_x = _decompose(x.rows[rows_x, :], weights_x, scores_x, "X")
     s_y, v_y, left_y, turn_y = _decompose(y.rows[rows_y, :], weights_y, scores_y, "Y")
     if not np.array_equal(to_numpy(pairing), np.arange(n_x)):
