@@ -6,14 +6,14 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, estimator_html_repr
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-from diptych._arrays import Array, fields_to_numpy, is_sparse, map_arrays, to_numpy
+from diptych._arrays import Array, fields_to_numpy, is_sparse, map_arrays, move_like, to_numpy
 from diptych._checks import (
     TASKS,
     InputError,
@@ -31,7 +31,7 @@ from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import Tensors
 from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
-from diptych.cca._canonical import SMALL, ranking_maps
+from diptych.cca._canonical import SMALL, mean_correlation, ranking_maps
 from diptych.cca._description import ModelDescription, describe_model
 from diptych.cca._filters import SpectralFilter
 from diptych.cca._fit import Chosen, Fit, FitResult, Pairs, warn_of_ones
@@ -49,6 +49,7 @@ from diptych.cca._settings import (
     params_by_task,
     params_of_filters,
     scale_params,
+    selection_metric,
 )
 from diptych.cca._sklearn import (
     describe_fit,
@@ -71,8 +72,8 @@ from diptych.cca._streaming import (
 from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.cca._weighting import Weighting, maps, normalize, powers
 from diptych.cca.selection._grids import hold_out
+from diptych.cca.selection._path import CORRELATION
 from diptych.cca.selection._problem import check_validation
-from diptych.ranking import metric as ranking_metric
 from diptych.ranking import ranks
 
 UNSEEN_SHARE = 0.2
@@ -110,7 +111,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         the edge, a grid that was not given as arrays is extended; see ``path_.extended``.
     metric : str or callable
         What the selection maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
-        ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
+        ``"median_rank"``, ``"mean_rank"``, or a function of ranks; or ``"correlation"``, the mean correlation
+        of the first ``n_components`` pairs of variates (None: of the first) over the validation pairs.
     weighting : str or pair
         ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y (see
         ``diptych.cca.powers``), or ``"residual"`` (in units of the variance that the item does not explain).
@@ -183,6 +185,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     takes_blocks = False
     learned_validation = False
+    scale = False  # that of ``CCA``
+    _kind: Literal["AWCCA", "CCA", "PLS"] = "AWCCA"
     _y_is_vector = False
 
     def __init__(
@@ -232,7 +236,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-    ) -> AWCCA:
+    ) -> Self:
         """Fit one model per task.
 
         Parameters
@@ -470,12 +474,18 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         if metric == "r2":
             return self._score_prediction(X, y, pairing, "search" if task is None else check_task(task))
-        chosen = ranking_metric(self.metric if metric is None else metric)
+        chosen = selection_metric(self.metric if metric is None else metric)
         pairing = pair_rows(X, second_view(y), pairing)
         values = []
         for name in TASKS if task is None else (check_task(task),):
-            x_map, y_map = self._ranking_maps(name)
+            model = self.models_[name] if chosen is CORRELATION else None
+            x_map, y_map = (model.x_weights, model.y_weights) if model else self._ranking_maps(name)
             u, v = self._project(X, "x", x_map), self._project(y, "y", y_map)
+            if model is not None:
+                n_components = None if self.n_components == "auto" else self.n_components
+                rows = check_pairing(pairing, int(u.shape[0]), v)
+                values.append(mean_correlation(u, v, rows, n_components))
+                continue
             values.append(chosen(ranks(u, v, pairing, task=name, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
@@ -486,7 +496,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         _check_feature_names_in(self, input_features, generate_names=False)
-        return name_components(int(self.models_["search"].correlations.shape[0]))
+        return name_components(self, int(self.models_["search"].correlations.shape[0]))
 
     def set_output(self, *, transform: str | None = None) -> AWCCA:
         """Choose what ``transform`` returns: ``"pandas"``, ``"polars"`` or ``"default"``; None: as before.
@@ -630,7 +640,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         write_model_folder(folder, KIND, *pack_model(self, getattr(self, "spectra_", None)))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> AWCCA:
+    def load(cls, folder: str | os.PathLike[str]) -> Self:
         """Read what ``save`` wrote; nothing in the folder is executed."""
         return cls.unpack(*read_model_folder(folder, KIND, AWCCAConfig))
 
@@ -640,8 +650,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return pack_model(self)
 
     @classmethod
-    def unpack(cls, config: AWCCAConfig, tensors: Tensors, source: Path) -> AWCCA:
+    def unpack(cls, config: AWCCAConfig, tensors: Tensors, source: Path) -> Self:
         """Return the model that ``pack`` packed; ``source`` is where the arrays were read, for messages."""
+        if config.estimator != cls._kind:
+            name = config.estimator
+            raise InputError(f"{source.parent} holds a fitted {name}, no {cls._kind}; use {name}.load.")
         model = cls()
         unpack_model(model, config, tensors, source)
         return model
@@ -654,7 +667,14 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
     def _project(self, rows: Any, view: ViewKey, weights: Array, device: str | None = None) -> Array:
         """Return the vectors of one view, in its own backend and precision."""
         rows = order_columns(self, rows, view)
+        if self.scale:
+            rows = check_view(rows, view.upper())
+            rows = rows / self._scale_like(rows, view)
         return self._view_map(view, weights).embed(rows, view.upper(), device)
+
+    def _scale_like(self, features: Array, view: ViewKey) -> Array:
+        """Return the scales of the columns of a view, in the backend and precision of features."""
+        return move_like(self.x_scale_ if view == "x" else self.y_scale_, features, dtype=features.dtype)
 
     def _ranking_maps(self, task: Task) -> tuple[Array, Array]:
         """Return maps that rank as those of ``transform``; where they can, they need no decomposition."""
@@ -742,4 +762,6 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.path_, self.spectra_ = result.path, spectra
         self.models_ = Models(made, points, device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
+        if result.scales is not None:
+            self.x_scale_, self.y_scale_ = result.scales
         self.n_features_in_ = int(spectra.x_mean.shape[0])

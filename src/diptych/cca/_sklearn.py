@@ -101,11 +101,12 @@ def label_vectors(model: AWCCA, vectors: Array, view: Any) -> Any:
     adapter = _get_container_adapter("transform", model)
     if adapter is None:
         return vectors
-    return adapter.create_container(to_numpy(vectors), view, columns=name_components(vectors.shape[1]))
+    columns = name_components(model, vectors.shape[1])
+    return adapter.create_container(to_numpy(vectors), view, columns=columns)
 
 
-def name_components(count: int) -> np.ndarray[Any, Any]:
-    return np.asarray([f"awcca{at}" for at in range(count)], dtype=object)
+def name_components(model: AWCCA, count: int) -> np.ndarray[Any, Any]:
+    return np.asarray([f"{model._kind.lower()}{at}" for at in range(count)], dtype=object)
 
 
 def _shorten(names: Sequence[str]) -> str:
@@ -126,7 +127,7 @@ def describe_fit(model: AWCCA, computed: dict[Task, CanonicalModel]) -> str:
     filters = model.models_.filters
     head = ["task", "filter of X", "filter of Y"] + ([] if path is None else [path.metric])
     rows = [
-        [task, *map(str, filters[task])] + ([] if path is None else [f"{path.best(task):.1f}"])
+        [task, *map(str, filters[task])] + ([] if path is None else [f"{path.best(task):.3g}"])
         for task in TASKS
     ]
     parts = [f"<p>{escape(sizes)} {escape(how)}</p>", _table(head, rows)]

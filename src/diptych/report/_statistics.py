@@ -13,7 +13,6 @@ from diptych._arrays import Array, to_numpy
 from diptych._checks import InputError, Task, check_count, check_pairing, check_task, pair_rows
 from diptych.cca import AWCCA
 from diptych.cca._sklearn import order_pairs
-from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.report._figures import (
     BLUE,
     COLORS,
@@ -410,9 +409,8 @@ def _variates(model: AWCCA, pairs: tuple[Any, ...], component: int, task: Task) 
     x, y = order_pairs(vars(model), x, y)
     pairing = pair_rows(x, y, pairing)
     column = slice(component, component + 1)
-    x_map = ViewMap((BlockUse("x", model.normalize[0]),), model.x_mean_, canonical.x_weights[:, column])
-    y_map = ViewMap((BlockUse("y", model.normalize[1]),), model.y_mean_, canonical.y_weights[:, column])
-    u, v = to_numpy(x_map.embed(x, "X"))[:, 0], to_numpy(y_map.embed(y, "Y"))[:, 0]
+    u = to_numpy(model._project(x, "x", canonical.x_weights[:, column]))[:, 0]
+    v = to_numpy(model._project(y, "y", canonical.y_weights[:, column]))[:, 0]
     return u[check_pairing(pairing, len(u), v)], v
 
 

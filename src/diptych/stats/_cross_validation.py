@@ -21,7 +21,7 @@ from diptych._checks import (
     second_view,
 )
 from diptych._progress import progress_bar
-from diptych.cca import AWCCA, Engine, normalize, project
+from diptych.cca import AWCCA, Engine, normalize
 from diptych.cca._covariates import check_covariates, regress_out
 from diptych.cca._settings import params_by_task, plain_pair, scale_params
 from diptych.cca.selection._grids import PairRows, select_rows
@@ -163,8 +163,8 @@ def cross_validated_correlations(
             views, (test_x, test_y) = _cut(x, y, train, test, columns)
             fold = _fit_fold(estimator, *views, train, int(y.shape[0]), engine, device)
             canonical = fold.models_[task]
-            u = project(normalize(test_x, fold.normalize[0]), fold.x_mean_, canonical.x_weights)
-            v = project(normalize(test_y, fold.normalize[1]), fold.y_mean_, canonical.y_weights)
+            u = fold._project(test_x, "x", canonical.x_weights)
+            v = fold._project(test_y, "y", canonical.y_weights)
             scale = fold.spectra_.count**0.5  # variates of folds of any size have the same scale
             variates_x.append(to_numpy(u)[to_numpy(test.pairing)] * scale)
             variates_y.append(to_numpy(v) * scale)
