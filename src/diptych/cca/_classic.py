@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
@@ -71,7 +71,7 @@ class CCA(AWCCA):
     normalize = ("none", "none")
     selection = "validation"
     polish = False
-    _kind = "CCA"
+    _kind: Literal["AWCCA", "CCA", "PLS"] = "CCA"
 
     def __init__(
         self,

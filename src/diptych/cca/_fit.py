@@ -109,6 +109,8 @@ class Fit:
             return self._fit_prepared(X, Y, pairing, validation, sample_weight)
         x, y, pairing = check_pair_of_views(check_view(X, "X"), check_view(Y, "Y"), pairing)
         weights = check_sample_weight(sample_weight, y)
+        if weights is not None:
+            check_some_weight(weights)
         counts = count_groups(pairing, int(x.shape[0]), weights)
         (x, x_scale), (y, y_scale) = standardize(x, counts), standardize(y, weights)
         if validation is not None:

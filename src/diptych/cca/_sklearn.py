@@ -125,10 +125,13 @@ def describe_fit(model: AWCCA, computed: dict[Task, CanonicalModel]) -> str:
         points = " × ".join(str(side) for side in path.grid.shape)
         how = f"Regularisation was selected among {points} points by {path.metric} on {path.held_out}."
     filters = model.models_.filters
+    digits = 3 if path is not None and path.metric == "correlation" else 1
+    tasks = TASKS if model._kind == "AWCCA" else TASKS[:1]
     head = ["task", "filter of X", "filter of Y"] + ([] if path is None else [path.metric])
     rows = [
-        [task, *map(str, filters[task])] + ([] if path is None else [f"{path.best(task):.3g}"])
-        for task in TASKS
+        [task if len(tasks) > 1 else "both", *map(str, filters[task])]
+        + ([] if path is None else [f"{path.best(task):.{digits}f}"])
+        for task in tasks
     ]
     parts = [f"<p>{escape(sizes)} {escape(how)}</p>", _table(head, rows)]
     shared = len(computed) == len(TASKS) and computed["search"] is computed["annotate"]

@@ -25,7 +25,7 @@ from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._filters import AnyFilter, Filters, Tikhonov
+from diptych.cca._filters import AnyFilter, Filters, Isotropic, Tikhonov
 from diptych.stats._chains import TIE, Remainder, draw_largest, standard_error
 from diptych.stats._pairs import (
     EXCHANGES,
@@ -56,7 +56,8 @@ class PermutationTest:
     ----------
     correlations
         The observed correlations Σ: the singular values of the regularised T, descending. With covariates,
-        partial ones; with blocks that are not exchanged, those within blocks.
+        partial ones; with blocks that are not exchanged, those within blocks. Of a ``PLS``, covariances: the
+        singular values of XᵀY / n.
     p_values
         Of each correlation, with the earlier components removed.
     standard_errors
@@ -100,7 +101,7 @@ class PermutationTest:
     def __str__(self) -> str:
         columns = self._columns()
         cells: dict[str, Iterable[Any]] = {
-            "correlation": self.correlations,
+            self._measure: self.correlations,
             "null mean": columns["null_mean"],
             "null 95 %": columns["null_95"],
             "p": map(format_p, self.p_values),
@@ -162,7 +163,15 @@ class PermutationTest:
             f"Of {tested}, {n_found or 'none'} {verb} significant at {100 * alpha:g} % ({results}; "
             f"Monte Carlo standard error at most {error:.4f})."
         )
-        return " ".join(sentences)
+        text = " ".join(sentences)
+        if self._measure == "covariance":
+            text = text.replace("Canonical correlations", "Covariances of latent variables (PLS)")
+            text = text.replace(" (Roy's root)", "").replace("correlation", "covariance")
+        return text
+
+    @property
+    def _measure(self) -> str:
+        return "covariance" if isinstance(self.filters[0], Isotropic) else "correlation"
 
     def _format_p(self, at: int) -> str:
         """Return a corrected p-value with as many decimals as the permutations resolve."""
@@ -170,7 +179,7 @@ class PermutationTest:
 
     def _columns(self) -> dict[str, Floats]:
         return {
-            "correlation": self.correlations,
+            self._measure: self.correlations,
             "null_mean": self.null.mean(axis=0),
             "null_95": np.quantile(self.null, 0.95, axis=0),
             "p_value": self.p_values,
@@ -196,6 +205,8 @@ _DESCRIPTIONS = {
 
 
 def _describe_filters(filters: Filters) -> str:
+    if isinstance(filters[0], Isotropic):
+        return "as the singular values of their cross-covariance matrix"
     if all(filter == Tikhonov(0.0) for filter in filters):
         return "without regularisation"
     return f"with regularisation ({filters[0]} for X, {filters[1]} for Y)"
@@ -494,6 +505,8 @@ class WhitenedPairs:
 def _whiten_pairs(pairs: PreparedPairs, blocks: Any, exchange: Exchange = "rows") -> WhitenedPairs:
     spectra, n_x = pairs.spectra, int(pairs.x.shape[0])
     filter_x, filter_y = pairs.filters
+    if isinstance(filter_x, Isotropic):
+        filter_x = filter_y = Isotropic(spectra.count)  # so that T is the cross-covariance matrix
     x = _whiten(filter_x, pairs.x, spectra.x_mean, spectra.s_x, spectra.v_x)
     y = _whiten(filter_y, pairs.y, spectra.y_mean, spectra.s_y, spectra.v_y)
     xp = namespace(x)
