@@ -36,16 +36,21 @@ def standardize(view):
     return (view - view.mean(0)) / view.std(0)
 
 
+def expect_failures(estimator):
+    by_name = (
+        "of a class of this name, scikit-learn expects a pair from fit_transform, which no pipeline takes"
+    )
+    names = ("check_transformer_general", "check_transformer_data_not_an_array")
+    failures = {} if isinstance(estimator, PLS) else dict.fromkeys(names, by_name)
+    if estimator.params is None:
+        copies = "a copy of a pair may be held out without the other"
+        for kind in ("dense", "sparse"):
+            failures[f"check_sample_weight_equivalence_on_{kind}_data"] = copies
+    return failures
+
+
 @parametrize_with_checks(
-    [CCA(params=(1.0, 1.0)), CCA(grid=2, scale=False), PLS()],
-    expected_failed_checks=lambda estimator: (
-        {}
-        if estimator.params is not None
-        else dict.fromkeys(
-            (f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")),
-            "a copy of a pair may be held out without the other",
-        )
-    ),
+    [CCA(params=(1.0, 1.0)), CCA(grid=2, scale=False), PLS()], expected_failed_checks=expect_failures
 )
 def test_estimator_checks(estimator, check):
     check(estimator)
@@ -123,7 +128,7 @@ def test_scaling_is_that_of_standardised_views(estimator):
     ):
         np.testing.assert_allclose(back, scaler.inverse_transform(there), atol=1e-8)
     assert model.score(x, y) == pytest.approx(alone.score(a, b))
-    assert clone(model).fit(x, y[:, 0]).predict(x).shape == (len(x),)
+    assert clone(model).set_params(n_components=1).fit(x, y[:, 0]).predict(x).shape == (len(x),)
 
 
 def test_scales_count_pairs_and_weights_and_leave_constant_columns():
@@ -189,12 +194,12 @@ class Engine:
 def test_selection_holds_out_a_share_scaled_alike_and_runs_on_an_engine():
     x, y = views(2, m_x=20)
     model = CCA(grid=4).fit(x, y)
-    train, held = hold_out(np.arange(120), 120, 0.15, 0)
+    train, held = hold_out(np.arange(120), 120, 0.35, 0)
     a, b = x / x.std(0), y / y.std(0)
     params = model.path_.params("search")
     u, v = CCA(params=params, scale=False).fit(a[train.x], b[train.y]).transform(a[held.x], b[held.y])
     assert model.path_.best("search") == pytest.approx(correlate(u[:, :1], v[:, :1])[0])
-    assert model.models_.filters["search"][0].gamma == pytest.approx(params[0] * 120 / 102)
+    assert model.models_.filters["search"][0].gamma == pytest.approx(params[0] * 120 / 78)
     assert CCA(grid=4).fit(x, y, engine=Engine()).path_.choice == model.path_.choice
     assert f"{model.path_.best('search'):.3f}" in model._repr_html_()
 

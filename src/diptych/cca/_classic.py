@@ -35,7 +35,7 @@ class CCA(AWCCA):
         Divide the columns of both views by their standard deviations over samples, so that units do not
         matter.
     grid, validation_fraction, random_state, verbose
-        As in ``AWCCA``.
+        As in ``AWCCA``; more is held out, because a correlation of few samples says little.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class CCA(AWCCA):
         *,
         scale: bool = True,
         grid: int | tuple[str, int] | tuple[Sequence[float], Sequence[float]] = 10,
-        validation_fraction: float = 0.15,
+        validation_fraction: float = 0.35,
         random_state: int | None = 0,
         verbose: bool | None = None,
     ) -> None:
@@ -169,7 +169,7 @@ class PLS(CCA):
     filter = "pls"
     params = (1.0, 1.0)
     grid = 1
-    validation_fraction = 0.15
+    validation_fraction = 0.35
     random_state = None
     _kind = "PLS"
 

@@ -239,9 +239,10 @@ def permutation_test(
     Parameters
     ----------
     model
-        A fitted ``AWCCA``, or ``(γ_x, γ_y)`` as ``AWCCA(params=…)`` takes them. A γ that was selected by
-        retrieval on the same pairs has seen the pairing, which the test does not account for; one that was
-        given, or comes from ``selection="ledoit-wolf"``, has not.
+        A fitted ``CCA``, ``PLS`` or ``AWCCA``, or ``(γ_x, γ_y)`` as ``AWCCA(params=…)`` takes them. A γ that
+        was selected on the same pairs has seen the pairing, which the test does not account for; one that was
+        given, or comes from ``selection="ledoit-wolf"``, has not. For a ``PLS`` the statistic is the largest
+        singular value of XᵀY / n, as in McIntosh and Lobaugh (2004).
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. A row of X keeps its rows of Y together, and changes places only with
         rows of X that have as many.
@@ -276,7 +277,8 @@ def permutation_test(
     n_components
         The first components; None: at most 10.
     task
-        Whose model: each task has its own regularisation, unless ``params`` was one pair.
+        Whose model of an ``AWCCA``: each task has its own regularisation, unless ``params`` was one pair. A
+        ``CCA`` or ``PLS`` has one model.
     engine, device, verbose
         As in ``AWCCA``.
 
