@@ -5,14 +5,16 @@ import functools
 import numpy as np
 import pytest
 from cca_zoo import linear as cca_zoo
+from scipy.sparse import csr_array
 from sklearn import cross_decomposition
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from statsmodels.multivariate.cancorr import CanCorr
 
-from diptych import AWCCA, CCA, PLS, InputError
+from diptych import AWCCA, CCA, PLS, InputError, Retriever
 from diptych.cca.selection import hold_out
 from diptych.stats import bootstrap, cross_validated_correlations, loadings, permutation_test
 
@@ -291,7 +293,18 @@ def test_what_they_cannot_do_is_said():
     with pytest.raises(InputError, match="filter='pls' has nothing to select; use diptych.PLS"):
         AWCCA(filter="pls").fit(x, y)
     with pytest.raises(InputError, match="a PLS analyses two views and does not search; use AWCCA"):
-        PLS().fit(x, y).projector()
+        Retriever.from_features(x, y, model=PLS())
+    with pytest.raises(NotFittedError):
+        PLS().covariances_  # noqa: B018
+    model = CCA(params=(1, 1)).fit(x, y)
+    for ask in (
+        lambda: CCA(grid=3).fit(x, y, validation=(x[:9, :3], y[:9])),
+        lambda: model.transform(y=y[:, :3]),
+        lambda: permutation_test(model, x[:, :3], y),
+        lambda: CCA().fit(csr_array(x), y),
+    ):
+        with pytest.raises(InputError, match="3 features|sparse"):
+            ask()
     blocks = CCA(params=(1, 1), scale=False).fit([(x[:60], y[:60]), (x[60:], y[60:])])
     np.testing.assert_allclose(
         blocks.correlations_, CCA(params=(1, 1), scale=False).fit(x, y).correlations_, atol=1e-10

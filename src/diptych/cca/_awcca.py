@@ -465,11 +465,13 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         task: Task | None = None,
         metric: str | Callable[[Array], float] | None = None,
     ) -> float:
-        """Return how well the model retrieves: greater is better.
+        """Return how good the model is on given pairs: greater is better.
 
         By default this is the estimator's ``metric`` of a task, or the mean of both tasks, with ranks
-        negated. Another ``metric`` is measured in its place; ``"r2"`` is scikit-learn's R² of
-        ``predict(X)``, the mean over the columns of y (by default with the filters of ``"search"``).
+        negated. Another ``metric`` is measured in its place; ``"correlation"`` is the mean correlation of the
+        first ``n_components`` pairs of variates (None: of the first) over these pairs, and ``"r2"`` is
+        scikit-learn's R² of ``predict(X)``, the mean over the columns of y (by default with the filters of
+        ``"search"``).
         """
         check_is_fitted(self)
         if metric == "r2":
@@ -666,11 +668,15 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     def _project(self, rows: Any, view: ViewKey, weights: Array, device: str | None = None) -> Array:
         """Return the vectors of one view, in its own backend and precision."""
-        rows = order_columns(self, rows, view)
-        if self.scale:
-            rows = check_view(rows, view.upper())
-            rows = rows / self._scale_like(rows, view)
+        rows = self._scale_rows(order_columns(self, rows, view), view)
         return self._view_map(view, weights).embed(rows, view.upper(), device)
+
+    def _scale_rows(self, rows: Any, view: ViewKey) -> Any:
+        """Return rows of a view with their columns divided by the scales of the model, if it has some."""
+        if not self.scale:
+            return rows
+        rows = check_view(rows, view.upper(), n_features=self.moment_widths()[view])
+        return rows / self._scale_like(rows, view)
 
     def _scale_like(self, features: Array, view: ViewKey) -> Array:
         """Return the scales of the columns of a view, in the backend and precision of features."""

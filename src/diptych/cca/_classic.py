@@ -183,5 +183,5 @@ class PLS(CCA):
     @property
     def covariances_(self) -> Array:
         """Covariances of the variates over the training samples: the singular values of XᵀY / n."""
-        gamma = params_of_filters(self.models_.filters)["search"][0]
-        return self._model.correlations * gamma / self._check_spectra("covariances_").total
+        values, total = self._model.correlations, self._check_spectra("covariances_").total
+        return values * params_of_filters(self.models_.filters)["search"][0] / total

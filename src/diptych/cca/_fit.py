@@ -115,7 +115,9 @@ class Fit:
         (x, x_scale), (y, y_scale) = standardize(x, counts), standardize(y, weights)
         if validation is not None:
             held_x, held_y, *order = check_validation(validation)
-            validation = check_view(held_x, "X") / x_scale, check_view(held_y, "Y") / y_scale, *order
+            held_x = check_view(held_x, "validation X", n_features=int(x.shape[1])) / x_scale
+            held_y = check_view(held_y, "validation Y", n_features=int(y.shape[1])) / y_scale
+            validation = held_x, held_y, *order
         result = self._fit_prepared(x, y, pairing, validation, weights)
         return replace(result, scales=(x_scale, y_scale))
 

@@ -119,8 +119,7 @@ def prepare_pairs(
     scores: Floats = np.empty((int(x.shape[0]), 0))
     if isinstance(model, AWCCA):
         x, y = normalize(x, model.normalize[0]), normalize(y, model.normalize[1])
-        if model.scale:
-            x, y = x / model._scale_like(x, "x"), y / model._scale_like(y, "y")
+        x, y = model._scale_rows(x, "x"), model._scale_rows(y, "y")
     if columns is not None:
         _, basis, (x, y) = regress_out(x, y, pairing, columns)
         scores = basis.scores(columns)
