@@ -480,15 +480,17 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         pairing = pair_rows(X, second_view(y), pairing)
         values = []
         for name in TASKS if task is None else (check_task(task),):
-            model = self.models_[name] if chosen is CORRELATION else None
-            x_map, y_map = (model.x_weights, model.y_weights) if model else self._ranking_maps(name)
+            if chosen is CORRELATION:
+                x_map, y_map = self.models_[name].x_weights, self.models_[name].y_weights
+            else:
+                x_map, y_map = self._ranking_maps(name)
             u, v = self._project(X, "x", x_map), self._project(y, "y", y_map)
-            if model is not None:
-                n_components = None if self.n_components == "auto" else self.n_components
+            if chosen is CORRELATION:
                 rows = check_pairing(pairing, int(u.shape[0]), v)
-                values.append(mean_correlation(u, v, rows, n_components))
-                continue
-            values.append(chosen(ranks(u, v, pairing, task=name, similarity=self.similarity)))
+                kept = None if self.n_components == "auto" else self.n_components
+                values.append(mean_correlation(u, v, rows, kept))
+            else:
+                values.append(chosen(ranks(u, v, pairing, task=name, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
