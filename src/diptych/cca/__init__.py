@@ -7,6 +7,7 @@ from diptych._lazy import export_lazily
 if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
     from diptych.cca._canonical import CanonicalModel, bjorck_golub, regularized_cca
+    from diptych.cca._classic import CCA, PLS
     from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
     from diptych.cca._moments import Moments
     from diptych.cca._projector import Projector
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AWCCA",
+    "CCA",
+    "PLS",
     "CanonicalModel",
     "Engine",
     "Moments",
@@ -42,6 +45,7 @@ __getattr__, __dir__ = export_lazily(
     {
         "_awcca": ["AWCCA"],
         "_canonical": ["CanonicalModel", "bjorck_golub", "regularized_cca"],
+        "_classic": ["CCA", "PLS"],
         "_filters": ["SpectralFilter", "Tikhonov", "TruncatedSVD", "g_hard", "g_soft"],
         "_moments": ["Moments"],
         "_projector": ["Projector"],

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, estimator_html_repr
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-from diptych._arrays import Array, as_dtype, fields_to_numpy, is_sparse, map_arrays, to_numpy
+from diptych._arrays import Array, as_dtype, fields_to_numpy, is_sparse, map_arrays, move_like, to_numpy
 from diptych._checks import (
     TASKS,
     InputError,
@@ -33,7 +33,7 @@ from diptych._model_folder import read_model_folder, write_model_folder
 from diptych._persistence import Tensors
 from diptych._progress import progress_bar
 from diptych._threads import one_blas_thread
-from diptych.cca._canonical import SMALL, ranking_maps
+from diptych.cca._canonical import SMALL, mean_correlation, ranking_maps
 from diptych.cca._covariates import Regressions, check_rows, match_sides, split_sides
 from diptych.cca._description import ModelDescription, describe_model
 from diptych.cca._filters import SpectralFilter
@@ -52,6 +52,7 @@ from diptych.cca._settings import (
     params_by_task,
     params_of_filters,
     scale_params,
+    selection_metric,
 )
 from diptych.cca._sklearn import (
     describe_fit,
@@ -76,8 +77,8 @@ from diptych.cca._streaming import (
 from diptych.cca._view_map import BlockUse, ViewMap
 from diptych.cca._weighting import Weighting, maps, normalize, powers
 from diptych.cca.selection._grids import hold_out
+from diptych.cca.selection._path import CORRELATION
 from diptych.cca.selection._problem import check_validation
-from diptych.ranking import metric as ranking_metric
 from diptych.ranking import ranks
 
 UNSEEN_SHARE = 0.2
@@ -115,7 +116,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         the edge, a grid that was not given as arrays is extended; see ``path_.extended``.
     metric : str or callable
         What the selection maximises and ``score`` returns: ``"r@1"`` (any k), ``"mean_recall"``,
-        ``"median_rank"``, ``"mean_rank"``, or a function of ranks.
+        ``"median_rank"``, ``"mean_rank"``, or a function of ranks; or ``"correlation"``, the mean correlation
+        of the first ``n_components`` pairs of variates (None: of the first) over the validation pairs.
     weighting : str or pair
         ``"asymmetric"``, ``"search-generation"``, ``"symmetric"``, ``"none"``, or powers of Σ on X and Y (see
         ``diptych.cca.powers``), or ``"residual"`` (in units of the variance that the item does not explain).
@@ -191,6 +193,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
 
     takes_blocks = False
     learned_validation = False
+    scale = False  # that of ``CCA``
+    _kind: Literal["AWCCA", "CCA", "PLS"] = "AWCCA"
     _y_is_vector = False
     regressions_: Regressions | None = None
 
@@ -242,7 +246,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         engine: Engine | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-    ) -> AWCCA:
+    ) -> Self:
         """Fit one model per task.
 
         Parameters
@@ -524,7 +528,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
                         f"{weights.shape[1]}; give what transform returns."
                     )
                 rows = map_back(checked, reconstruction_map(s, v, weights), mean)
-                features.append(self._add_explained(rows, name.lower(), columns, vectors))
+                features.append(self._restore(rows, "x" if name == "X" else "y", columns, vectors))
         if y is not None and self._y_is_vector:
             features[-1] = features[-1][:, 0]
         return features[0] if len(features) == 1 else (features[0], features[1])
@@ -539,18 +543,19 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         metric: str | Callable[[Array], float] | None = None,
         covariates: Any = None,
     ) -> float:
-        """Return how well the model retrieves: greater is better.
+        """Return how good the model is on given pairs: greater is better.
 
         By default this is the estimator's ``metric`` of a task, or the mean of both tasks, with ranks
-        negated. Another ``metric`` is measured in its place; ``"r2"`` is scikit-learn's R² of
-        ``predict(X)``, the mean over the columns of y (by default with the filters of ``"search"``).
-        ``covariates`` are those of the rows of X, as in ``fit``.
+        negated. Another ``metric`` is measured in its place; ``"correlation"`` is the mean correlation of the
+        first ``n_components`` pairs of variates (None: of the first) over these pairs, and ``"r2"`` is
+        scikit-learn's R² of ``predict(X)``, the mean over the columns of y (by default with the filters of
+        ``"search"``). ``covariates`` are those of the rows of X, as in ``fit``.
         """
         check_is_fitted(self)
         if metric == "r2":
             name = "search" if task is None else check_task(task)
             return self._score_prediction(X, y, pairing, name, covariates)
-        chosen = ranking_metric(self.metric if metric is None else metric)
+        chosen = selection_metric(self.metric if metric is None else metric)
         second = second_view(y)
         pairing = pair_rows(X, second, pairing)
         z_x, z_y = self._split_covariates(covariates)
@@ -560,9 +565,17 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             z_y = check_rows(z_y, X, n_x, "X")[to_numpy(rows)]
         values = []
         for name in TASKS if task is None else (check_task(task),):
-            x_map, y_map = self._ranking_maps(name)
+            if chosen is CORRELATION:
+                x_map, y_map = self.models_[name].x_weights, self.models_[name].y_weights
+            else:
+                x_map, y_map = self._ranking_maps(name)
             u, v = self.project(X, "x", x_map, covariates=z_x), self.project(y, "y", y_map, covariates=z_y)
-            values.append(chosen(ranks(u, v, pairing, task=name, similarity=self.similarity)))
+            if chosen is CORRELATION:
+                rows = check_pairing(pairing, int(u.shape[0]), v)
+                kept = None if self.n_components == "auto" else self.n_components
+                values.append(mean_correlation(u, v, rows, kept))
+            else:
+                values.append(chosen(ranks(u, v, pairing, task=name, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
@@ -572,7 +585,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         _check_feature_names_in(self, input_features, generate_names=False)
-        return name_components(int(self.models_["search"].correlations.shape[0]))
+        return name_components(self, int(self.models_["search"].correlations.shape[0]))
 
     def set_output(self, *, transform: str | None = None) -> AWCCA:
         """Choose what ``transform`` returns: ``"pandas"``, ``"polars"`` or ``"default"``; None: as before.
@@ -718,7 +731,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         write_model_folder(folder, KIND, *pack_model(self, getattr(self, "spectra_", None)))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> AWCCA:
+    def load(cls, folder: str | os.PathLike[str]) -> Self:
         """Read what ``save`` wrote; nothing in the folder is executed."""
         return cls.unpack(*read_model_folder(folder, KIND, AWCCAConfig))
 
@@ -728,8 +741,11 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         return pack_model(self)
 
     @classmethod
-    def unpack(cls, config: AWCCAConfig, tensors: Tensors, source: Path) -> AWCCA:
+    def unpack(cls, config: AWCCAConfig, tensors: Tensors, source: Path) -> Self:
         """Return the model that ``pack`` packed; ``source`` is where the arrays were read, for messages."""
+        if config.estimator != cls._kind:
+            name = config.estimator
+            raise InputError(f"{source.parent} holds a fitted {name}, no {cls._kind}; use {name}.load.")
         model = cls()
         unpack_model(model, config, tensors, source)
         return model
@@ -755,14 +771,16 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             columns = check_rows(covariates, rows, len(checked), view.upper(), regression.width)
             ordered = regression.residuals(linear.blocks[0].apply(checked), columns)
             linear = replace(linear, blocks=(BlockUse(view),))
-        return linear.embed(ordered, view.upper(), device)
+        return linear.embed(self.divide_scales(ordered, view), view.upper(), device)
 
     def _split_covariates(self, covariates: Any, views: Sequence[ViewKey] = VIEWS) -> tuple[Any, Any]:
         """Return the covariates of X and of Y; those of ``views`` must be as in the fit."""
         return order_covariates(vars(self), match_sides(self.regressions_, covariates, views))
 
-    def _add_explained(self, features: Array, view: str, covariates: Any, rows: Any) -> Array:
-        """Return features of a view, from ``rows``, plus what the covariates of these explain of it."""
+    def _restore(self, features: Array, view: ViewKey, covariates: Any, rows: Any) -> Array:
+        """Return features of a view, made from ``rows``, in its units, plus what their covariates explain."""
+        if self.scale:
+            features = features * self._scale_like(features, view)
         regression = getattr(self.regressions_, view, None)
         if regression is None:
             return features
@@ -775,6 +793,17 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             raise InputError(
                 f"the model was fitted with covariates, which {what} does not have; fit without."
             )
+
+    def divide_scales(self, rows: Any, view: ViewKey) -> Any:
+        """Return rows of a view with their columns divided by the scales of the model, if it has some."""
+        if not self.scale:
+            return rows
+        rows = check_view(rows, view.upper(), n_features=self.moment_widths()[view])
+        return rows / self._scale_like(rows, view)
+
+    def _scale_like(self, features: Array, view: ViewKey) -> Array:
+        """Return the scales of the columns of a view, in the backend and precision of features."""
+        return move_like(self.x_scale_ if view == "x" else self.y_scale_, features, dtype=features.dtype)
 
     def _ranking_maps(self, task: Task) -> tuple[Array, Array]:
         """Return maps that rank as those of ``transform``; where they can, they need no decomposition."""
@@ -794,7 +823,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         into, onto, mean = prediction_maps(self.models_, spectra, view, check_task(task))
         other: ViewKey = "y" if view == "x" else "x"
         predicted = map_back(self.project(rows, view, into, covariates=sides[view]), onto, mean)
-        return self._add_explained(predicted, other, sides[other], rows)
+        return self._restore(predicted, other, sides[other], rows)
 
     def _score_prediction(self, X: Any, y: Any, pairing: Any, task: Task, covariates: Any) -> float:
         from sklearn.metrics import r2_score  # which takes long to import
@@ -865,6 +894,8 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
         self.path_, self.spectra_, self.regressions_ = result.path, spectra, result.regressions
         self.models_ = Models(made, points, device)
         self.x_mean_, self.y_mean_ = spectra.x_mean, spectra.y_mean
+        if result.scales is not None:
+            self.x_scale_, self.y_scale_ = result.scales
         self.n_features_in_ = int(spectra.x_mean.shape[0])
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from array_api_compat import is_numpy_array
 
-from diptych._arrays import Array, eigh_descending, namespace, svd
+from diptych._arrays import Array, count_groups, eigh_descending, group_sum, namespace, svd
 from diptych._checks import InputError, Task
 from diptych._threads import map_lapack, multiply, multiply_transposed
-from diptych.cca._filters import AnyFilter, TruncatedSVD
+from diptych.cca._filters import AnyFilter, Isotropic, TruncatedSVD
 from diptych.cca._spectra import Spectra
 
 if TYPE_CHECKING:
@@ -207,7 +207,8 @@ def forced_ones(spectra: Spectra, filter_x: AnyFilter, filter_y: AnyFilter) -> t
     for filter, s in ((filter_x, spectra.s_x), (filter_y, spectra.s_y)):
         d = filter.denominators(s)
         s = s[: d.shape[0]]
-        free.append(int(xp.count_nonzero(s * s > (1.0 - 1e-6) * d)))
+        is_free = s * s > (1.0 - 1e-6) * d
+        free.append(0 if isinstance(filter, Isotropic) else int(xp.count_nonzero(is_free)))
     return max(0, sum(free) - spectra.count + 1), free[0], free[1]
 
 
@@ -300,6 +301,37 @@ def regularized_cca(
     train = xp.minimum(sigma / (lengths_x * lengths_y), ones)
     largest = xp.argmax(xp.abs(x_weights), axis=0)
     signs = xp.sign(xp.take_along_axis(x_weights, largest[None, :], axis=0))
-    return CanonicalModel(
-        xp.minimum(sigma, ones), x_weights * signs, y_weights * signs, filter_x, filter_y, train
-    )
+    correlations = sigma if isinstance(filter_x, Isotropic) else xp.minimum(sigma, ones)
+    return CanonicalModel(correlations, x_weights * signs, y_weights * signs, filter_x, filter_y, train)
+
+
+def correlate_variates(u: Array, v: Array, pairing: Array) -> Array:
+    """Return the correlation of each column of u with that of v over pairs; 0 where one is constant.
+
+    Row j of v belongs to row ``pairing[j]`` of u.
+
+    >>> import numpy as np
+    >>> correlate_variates(np.array([[1.0], [2.0]]), np.array([[5.0], [3.0]]), np.array([0, 1])).round(3)
+    array([-1.])
+    """
+    xp, n_x = namespace(u, v), int(u.shape[0])
+    counts = xp.astype(count_groups(pairing, n_x), u.dtype)
+    u, v = u - (counts @ u) / v.shape[0], v - xp.mean(v, axis=0)
+    products = xp.sum(u * xp.astype(group_sum(v, pairing, n_x), u.dtype, copy=False), axis=0)
+    return divide_lengths(products, xp.sqrt(counts @ (u * u)) * xp.linalg.vector_norm(v, axis=0))
+
+
+def divide_lengths(products: Array, lengths: Array) -> Array:
+    """Return products divided by lengths, between −1 and 1; 0 where a length is."""
+    xp = namespace(products)
+    safe = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
+    return xp.clip(xp.where(lengths > 0, products / safe, 0.0), -1.0, 1.0)
+
+
+def mean_correlation(u: Array, v: Array, pairing: Array, n_components: int | None) -> float:
+    """Return the mean correlation of the first ``n_components`` (None: the first) of variates over pairs.
+
+    A component that the variates lack counts as 0.
+    """
+    n = n_components or 1
+    return float(namespace(u).sum(correlate_variates(u[:, :n], v[:, :n], pairing))) / n

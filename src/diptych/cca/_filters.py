@@ -72,6 +72,23 @@ class Tikhonov:
 
 
 @dataclass(frozen=True)
+class Isotropic(Tikhonov):
+    """The limit of Tikhonov's filter for large γ: every σ² becomes γ, which leaves partial least squares.
+
+    >>> import numpy as np
+    >>> Isotropic(2.0).denominators(np.array([3.0, 1.0]))
+    array([2., 2.])
+    """
+
+    def __str__(self) -> str:
+        return "γ → ∞"
+
+    def denominators(self, s: Array) -> Array:
+        """Return γ for every direction."""
+        return namespace(s).full_like(s, self.gamma)
+
+
+@dataclass(frozen=True)
 class TruncatedSVD:
     """Hard filter: the first k directions are kept unchanged, the others dropped (Theorem 1.2).
 
@@ -211,7 +228,7 @@ Filters: TypeAlias = tuple[AnyFilter, AnyFilter]
 def scale_filter(filter: AnyFilter, factor: float) -> AnyFilter:
     """Return a filter for ``factor`` times as many pairs: γ is in units of a sum over pairs, k is not."""
     if isinstance(filter, Tikhonov):
-        return Tikhonov(filter.gamma * factor)
+        return replace(filter, gamma=filter.gamma * factor)
     if isinstance(filter, CustomFilter) and filter.filter.per_pair:
         return replace(filter, parameter=filter.parameter * factor)
     return filter
@@ -219,7 +236,7 @@ def scale_filter(filter: AnyFilter, factor: float) -> AnyFilter:
 
 def check_filter(filter: Any) -> None:
     """Raise an error unless ``filter`` is the name of a filter, a ``SpectralFilter`` or a function."""
-    if not isinstance(filter, SpectralFilter) and not callable(filter) and filter not in NAMES:
+    if not isinstance(filter, SpectralFilter) and not callable(filter) and filter not in (*NAMES, "pls"):
         raise InputError(
             f"filter={filter!r} is unknown; choose one of {', '.join(map(repr, NAMES))}, or give a "
             "SpectralFilter or a function of squared singular values and a parameter."
@@ -244,6 +261,8 @@ def make_filters(filter: Any, params: tuple[Any, Any], s_x: Array, s_y: Array) -
         return CustomFilter(custom, params[0]), CustomFilter(custom, params[1])
     if filter == "tikhonov":
         return Tikhonov(params[0]), Tikhonov(params[1])
+    if filter == "pls":  # that of ``PLS``
+        return Isotropic(params[0]), Isotropic(params[1])
     hard_x, hard_y = TruncatedSVD(params[0]), TruncatedSVD(params[1])
     squares_x, squares_y = hard_x.denominators(s_x), hard_y.denominators(s_y)
     if filter == "tsvd":

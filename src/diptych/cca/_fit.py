@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from diptych._arrays import Array, is_sparse, namespace, to_numpy
+from diptych._arrays import Array, count_groups, is_sparse, namespace, to_numpy
 from diptych._checks import (
     TASKS,
     DataWarning,
@@ -40,16 +40,15 @@ from diptych.cca._filters import Filters, custom_filter, make_filters, shrinkage
 from diptych.cca._models import ChosenPoint, ValidationPairs
 from diptych.cca._moments import DEVICE_BLOCK_BYTES, Moments
 from diptych.cca._polish import Training, polish_point
-from diptych.cca._settings import ByTask, Selection, params_by_task, scale_params
+from diptych.cca._settings import ByTask, Selection, params_by_task, scale_params, selection_metric
 from diptych.cca._spectra import Spectra, check_some_weight, resolve_solver, spectra, spectra_from_moments
 from diptych.cca._streaming import ArrayBlocks, Checkpoint, Engine, PairBlock, Preparation, sum_blocks
-from diptych.cca._weighting import normalize
+from diptych.cca._weighting import normalize, standardize
 from diptych.cca.selection._grids import Kind, Path, hold_out, holdout_size, make_grid
 from diptych.cca.selection._leave_one_out import left_out
 from diptych.cca.selection._path import leave_one_out_path, regularization_path
 from diptych.cca.selection._problem import check_validation, check_widths, make_problem
 from diptych.cca.selection._textbook import best_dimension
-from diptych.ranking import metric
 
 if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
@@ -73,7 +72,8 @@ class Chosen(NamedTuple):
 class FitResult:
     """What the models are made from: spectra and a point for each task; and those that are made already.
 
-    ``regressions`` say what covariates explained of the views, where there were some.
+    ``regressions`` say what covariates explained of the views, where there were some; ``scales`` are the
+    standard deviations that the columns of both views were then divided by, if they were.
     """
 
     spectra: Spectra
@@ -81,6 +81,7 @@ class FitResult:
     points: dict[Task, ChosenPoint]
     made: dict[Task, CanonicalModel]
     regressions: Regressions | None = None
+    scales: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,11 +107,11 @@ class Fit:
         self._check_solver("blocks")
         if self.settings.polish:
             raise InputError("polish=True reads the pairs again, which blocks do not allow; give arrays.")
-        self._check_selectable(validation, "blocks are read once, so none can be held out")
+        self._check_source(validation, "blocks are read once, so none can be held out")
         return self.fit_moments(self._sum(blocks), validation)
 
     def fit_moments(self, moments: Moments, validation: tuple[Any, ...] | None) -> FitResult:
-        self._check_selectable(validation, "moments contain no pairs")
+        self._check_source(validation, "moments contain no pairs")
         if moments.count < 2:
             raise InputError(f"found {moments.count} pair(s); a correlation needs at least two.")
         return self._select(self._spectra(moments), validation)
@@ -154,6 +155,25 @@ class Fit:
         self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None, sample_weight: Any = None
     ) -> FitResult:
         """Fit whole views. With the Gram solver, rows are read and normalised one block at a time."""
+        if not self.settings.scale:
+            return self._fit_prepared(X, Y, pairing, validation, sample_weight)
+        x, y, pairing = check_pair_of_views(check_view(X, "X"), check_view(Y, "Y"), pairing)
+        weights = check_sample_weight(sample_weight, y)
+        if weights is not None:
+            check_some_weight(weights)
+        counts = count_groups(pairing, int(x.shape[0]), weights)
+        (x, x_scale), (y, y_scale) = standardize(x, counts), standardize(y, weights)
+        if validation is not None:
+            held_x, held_y, *order = check_validation(validation)
+            held_x = check_view(held_x, "validation X", n_features=int(x.shape[1])) / x_scale
+            held_y = check_view(held_y, "validation Y", n_features=int(y.shape[1])) / y_scale
+            validation = held_x, held_y, *order
+        result = self._fit_prepared(x, y, pairing, validation, weights)
+        return replace(result, scales=(x_scale, y_scale))
+
+    def _fit_prepared(
+        self, X: Any, Y: Any, pairing: Any, validation: tuple[Any, ...] | None, sample_weight: Any
+    ) -> FitResult:
         settings = self.settings
         x, y = check_matrix(X, "X", sparse=True), check_matrix(Y, "Y", sparse=True)
         check_same_backend(x, y)
@@ -291,7 +311,7 @@ class Fit:
         """Choose parameters (Algorithms 2 to 4) and dimensions, unless they are given."""
         settings = self.settings
         problem = make_problem(spectra, validation, settings.similarity)
-        by = metric(settings.metric)
+        by = selection_metric(settings.metric)
         dimensions, path = self._fixed_dimensions(), None
         if settings.params is not None:
             params = params_by_task(settings.params)
@@ -357,7 +377,11 @@ class Fit:
         grid = make_grid("tikhonov", settings.grid, spectra)
         with progress_bar("leaving one out") as progress:
             path = leave_one_out_path(
-                rows, grid, metric(settings.metric), path_metrics=settings.path_metrics, progress=progress
+                rows,
+                grid,
+                selection_metric(settings.metric),
+                path_metrics=settings.path_metrics,
+                progress=progress,
             )
         return {task: path.params(task) for task in TASKS}, path
 
@@ -449,7 +473,9 @@ class Fit:
         if wrong:
             raise InputError(f"{wrong} takes dense views; leave it out, or make the sparse ones dense.")
 
-    def _check_selectable(self, validation: tuple[Any, ...] | None, why: str) -> None:
+    def _check_source(self, validation: tuple[Any, ...] | None, why: str) -> None:
+        if self.settings.scale:
+            raise InputError("scale=True takes whole views, not blocks or moments; give scale=False.")
         if self._selects() and validation is None:
             raise InputError(f"{why} to select on; give validation pairs, or params.")
 

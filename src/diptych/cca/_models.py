@@ -15,9 +15,7 @@ from array_api_compat import is_numpy_array
 
 from diptych._arrays import (
     Array,
-    count_groups,
     fields_to_numpy,
-    group_sum,
     is_sparse,
     map_arrays,
     move_like,
@@ -26,7 +24,14 @@ from diptych._arrays import (
 from diptych._checks import TASKS, Task
 from diptych._devices import copy_to_device
 from diptych._threads import map_lapack
-from diptych.cca._canonical import CanonicalModel, check_components, check_correlated, regularized_cca
+from diptych.cca._canonical import (
+    CanonicalModel,
+    check_components,
+    check_correlated,
+    correlate_variates,
+    divide_lengths,
+    regularized_cca,
+)
 from diptych.cca._filters import Filters
 from diptych.cca._moments import Moments
 from diptych.cca._spectra import Spectra
@@ -56,23 +61,15 @@ class ValidationPairs:
 
         It is 0 where a variate is constant.
         """
-        if self.moments is not None:
-            xx, yy, xy = self.moments.xx, self.moments.yy, self.moments.xy
-            xp = namespace(xy)
-            u, v = (move_like(view, xy, dtype=xp.float64) for view in (model.x_weights, model.y_weights))
-            products = xp.sum(u * (xy @ v), axis=0)
-            squares = xp.sum(u * (xx @ u), axis=0) * xp.sum(v * (yy @ v), axis=0)
-            lengths = xp.sqrt(xp.clip(squares, 0.0, None))
-        else:
+        if self.moments is None:
             x, y, pairing = (cast(Array, part) for part in (self.x, self.y, self.pairing))
-            xp, n_x = namespace(x, y), int(x.shape[0])
-            counts = xp.astype(count_groups(pairing, n_x), x.dtype)
             u, v = project(x, spectra.x_mean, model.x_weights), project(y, spectra.y_mean, model.y_weights)
-            u, v = u - (counts @ u) / y.shape[0], v - xp.mean(v, axis=0)
-            products = xp.sum(u * xp.astype(group_sum(v, pairing, n_x), u.dtype, copy=False), axis=0)
-            lengths = xp.sqrt(counts @ (u * u)) * xp.linalg.vector_norm(v, axis=0)
-        safe = xp.where(lengths > 0, lengths, xp.ones_like(lengths))
-        return xp.clip(xp.where(lengths > 0, products / safe, 0.0), -1.0, 1.0)
+            return correlate_variates(u, v, pairing)
+        xx, yy, xy = self.moments.xx, self.moments.yy, self.moments.xy
+        xp = namespace(xy)
+        u, v = (move_like(view, xy, dtype=xp.float64) for view in (model.x_weights, model.y_weights))
+        squares = xp.sum(u * (xx @ u), axis=0) * xp.sum(v * (yy @ v), axis=0)
+        return divide_lengths(xp.sum(u * (xy @ v), axis=0), xp.sqrt(xp.clip(squares, 0.0, None)))
 
 
 @dataclass(frozen=True, eq=False)

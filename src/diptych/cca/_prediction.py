@@ -10,7 +10,7 @@ from dataclasses import replace
 from diptych._arrays import Array, move_like, namespace, svd
 from diptych._checks import Task
 from diptych._threads import map_lapack, multiply
-from diptych.cca._filters import AnyFilter
+from diptych.cca._filters import AnyFilter, Isotropic
 from diptych.cca._models import Models
 from diptych.cca._projector import ViewKey
 from diptych.cca._spectra import Spectra
@@ -23,11 +23,12 @@ def prediction_maps(
     filters = models.filters[task]
     if view == "y":
         spectra, filters = exchange_views(spectra), filters[::-1]
-    if task in models.full and keeps_all(filters[1], spectra.s_y):
+    if not isinstance(filters[0], Isotropic) and task in models.full and keeps_all(filters[1], spectra.s_y):
         return *ridge_maps(spectra, filters[0]), spectra.y_mean
     model = models[task]
     weights = model.x_weights if view == "x" else model.y_weights
-    return *reduced_rank_maps(spectra, weights), spectra.y_mean
+    maps = least_squares_maps if isinstance(filters[0], Isotropic) else reduced_rank_maps
+    return *maps(spectra, weights), spectra.y_mean
 
 
 def map_back(vectors: Array, onto: Array, mean: Array) -> Array:
@@ -84,6 +85,14 @@ def reduced_rank_maps(spectra: Spectra, x_weights: Array) -> tuple[Array, Array]
     """
     inner = multiply(x_weights.T, spectra.v_x)
     return x_weights, _drop_rounding(multiply(spectra.v_y, multiply(inner, spectra.t0).T).T)
+
+
+def least_squares_maps(spectra: Spectra, x_weights: Array) -> tuple[Array, Array]:
+    """Return A and B of the least-squares regression of Y on the variates XU, whatever the weights U."""
+    xp = namespace(spectra.t0)
+    inner = spectra.s_x[:, None] * multiply(x_weights.T, spectra.v_x).T
+    onto = multiply(spectra.v_y, (xp.linalg.pinv(inner) @ (spectra.t0 / spectra.s_x[:, None])).T).T
+    return x_weights, _drop_rounding(onto)
 
 
 def reconstruction_map(s: Array, v: Array, weights: Array) -> Array:

@@ -16,7 +16,14 @@ from diptych._persistence import Schema, Tensors, take_array
 from diptych.cca._canonical import CanonicalModel
 from diptych.cca._covariates import CovariateBasis, Regression, Regressions
 from diptych.cca._description import check_path, without_filter
-from diptych.cca._filters import AnyFilter, CustomFilter, SpectralFilter, Tikhonov, TruncatedSVD
+from diptych.cca._filters import (
+    AnyFilter,
+    CustomFilter,
+    Isotropic,
+    SpectralFilter,
+    Tikhonov,
+    TruncatedSVD,
+)
 from diptych.cca._models import Models
 from diptych.cca._polish import take_polish
 from diptych.cca._projector import VIEWS, ViewKey
@@ -38,7 +45,7 @@ Side: TypeAlias = str | int | list[float]
 class FilterConfig(Schema, frozen=True):
     """A chosen filter: γ, k, or the parameter of a custom filter, whose function is not stored."""
 
-    kind: Literal["tikhonov", "tsvd", "custom"]
+    kind: Literal["tikhonov", "tsvd", "custom", "pls"]
     parameter: Number
     name: str = ""
     per_pair: bool = False
@@ -50,12 +57,16 @@ class FilterConfig(Schema, frozen=True):
     def pack(cls, chosen: AnyFilter) -> FilterConfig:
         if isinstance(chosen, CustomFilter):
             return cls("custom", chosen.parameter, chosen.filter.name, chosen.filter.per_pair)
-        return cls("tikhonov", chosen.gamma) if isinstance(chosen, Tikhonov) else cls("tsvd", chosen.k)
+        if isinstance(chosen, Tikhonov):
+            return cls("pls" if isinstance(chosen, Isotropic) else "tikhonov", chosen.gamma)
+        return cls("tsvd", chosen.k)
 
     def unpack(self) -> AnyFilter:
         if self.kind == "custom":
             # The name is for people: nothing is looked up or run by it.
             return CustomFilter(SpectralFilter(None, name=self.name, per_pair=self.per_pair), self.parameter)
+        if self.kind == "pls":
+            return Isotropic(self.parameter)
         return Tikhonov(self.parameter) if self.kind == "tikhonov" else TruncatedSVD(self.parameter)  # type: ignore[arg-type]
 
 
@@ -87,6 +98,7 @@ class ParamsConfig(Schema, frozen=True):
     verbose: bool | None
     selection: str
     polish: bool = False
+    scale: bool = False
 
     def __post_init__(self) -> None:
         check_settings(SimpleNamespace(**self.unpack()))
@@ -133,6 +145,7 @@ class AWCCAConfig(Schema, frozen=True, tag_field="kind", tag=KIND):
     y_is_vector: bool = False
     covariates: list[ViewKey] = msgspec.field(default_factory=list)
     covariate_names: tuple[list[str] | None, list[str] | None] = (None, None)
+    estimator: Literal["AWCCA", "CCA", "PLS"] = "AWCCA"
 
     def __post_init__(self) -> None:
         """Refuse a model without one of the tasks, and a path that does not fit its grid."""
@@ -173,13 +186,16 @@ def pack_model(model: AWCCA, spectra: Spectra | None = None) -> tuple[AWCCAConfi
     x_names, y_names, *z_names = (None if own is None else [str(name) for name in own] for own in names)
     path = without_filter(model.path_)
     params, is_vector = ParamsConfig.pack(model), model._y_is_vector
-    labels = x_names, y_names, is_vector, views, (z_names[0], z_names[1])
+    if model.scale:
+        tensors |= {"x_scale": to_numpy(model.x_scale_), "y_scale": to_numpy(model.y_scale_)}
+    labels = x_names, y_names, is_vector, views, (z_names[0], z_names[1]), model._kind
     return AWCCAConfig(params, models, path, numbers, *labels), tensors
 
 
 def unpack_model(model: AWCCA, config: AWCCAConfig, tensors: Tensors, source: FilePath) -> None:
     """Set the parameters and attributes that were packed; ``source`` is where the arrays were read."""
-    model.set_params(**config.params.unpack())
+    settings, names_of = config.params.unpack(), model.get_params()
+    model.set_params(**{name: value for name, value in settings.items() if name in names_of})
     x_mean, y_mean = (take_array(tensors, name, (None,), source) for name in ("x_mean", "y_mean"))
     models: dict[Task, CanonicalModel] = {}
     for task in TASKS:
@@ -196,6 +212,9 @@ def unpack_model(model: AWCCA, config: AWCCAConfig, tensors: Tensors, source: Fi
         model.filter = chosen.filter
     model.models_, model.path_ = Models(models), config.path
     model.x_mean_, model.y_mean_, model.n_features_in_ = x_mean, y_mean, len(x_mean)
+    if model.scale:
+        model.x_scale_ = take_array(tensors, "x_scale", (len(x_mean),), source)
+        model.y_scale_ = take_array(tensors, "y_scale", (len(y_mean),), source)
     model._y_is_vector = config.y_is_vector
     for attribute, names, mean in (
         ("feature_names_in_", config.x_names, x_mean),

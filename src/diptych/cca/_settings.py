@@ -22,7 +22,8 @@ from diptych.cca._moments import PRECISIONS
 from diptych.cca._spectra import SOLVERS
 from diptych.cca._weighting import check_normalization, check_weighting
 from diptych.cca.selection._grids import check_grid, check_share
-from diptych.ranking import metric
+from diptych.cca.selection._path import CORRELATION
+from diptych.ranking import Metric, metric
 
 ByTask: TypeAlias = dict[Task, tuple[Any, Any]]
 Params: TypeAlias = tuple[float, float] | Array | Mapping[Task, tuple[float, float] | Array]
@@ -42,13 +43,16 @@ def check_settings(settings: Any) -> None:
     check_choice(settings.selection, SELECTIONS, "selection")
     check_share(settings.validation_fraction)
     if settings.params is None:
+        if settings.filter == "pls":
+            raise InputError("filter='pls' has nothing to select; use diptych.PLS.")
         _check_selection(settings)
         check_grid(settings.grid)
     else:
         values = [value for pair in params_by_task(settings.params).values() for value in pair]
         for value in values if isinstance(settings.filter, str) else ():
-            Tikhonov(value) if settings.filter == "tikhonov" else TruncatedSVD(value)
-    metric(settings.metric)
+            Tikhonov(value) if settings.filter in ("tikhonov", "pls") else TruncatedSVD(value)
+    if selection_metric(settings.metric) is CORRELATION:
+        _check_correlation(settings)
     if settings.polish and (settings.similarity != "cosine" or settings.selection != "validation"):
         raise InputError(
             "polish=True learns cosines, and chooses its epochs on validation pairs; use "
@@ -63,6 +67,25 @@ def check_settings(settings: Any) -> None:
         )
     for name in settings.normalize:
         check_normalization(name)
+
+
+def selection_metric(name: Any) -> Metric:
+    """Return ``AWCCA(metric=…)``: held-out correlation, or a metric of ranks."""
+    return CORRELATION if isinstance(name, str) and name == "correlation" else metric(name)
+
+
+def _check_correlation(settings: Any) -> None:
+    """Raise an error for settings that held-out correlation does not go with."""
+    for name, value, why in (
+        ("n_components", "auto", "the first component correlates most"),
+        ("selection", "leave-one-out", "one pair has no correlation"),
+        ("path_metrics", "all", "it needs no ranks"),
+        ("polish", True, "it is learned for ranks"),
+    ):
+        if getattr(settings, name) == value:
+            raise InputError(
+                f"metric='correlation' does not go with {name}={value!r}, because {why}; change one of them."
+            )
 
 
 def _check_selection(settings: Any) -> None:
@@ -108,7 +131,7 @@ def plain_pair(pair: Any) -> tuple[Any, Any]:
 def scale_params(params: ByTask, filter: Any, factor: float) -> ByTask:
     """Return ``params`` for ``factor`` times as many pairs: γ is in units of a sum over pairs, k is not."""
     custom = custom_filter(filter)
-    if not (filter == "tikhonov" if custom is None else custom.per_pair):
+    if not (filter in ("tikhonov", "pls") if custom is None else custom.per_pair):
         return params
     return {task: (params[task][0] * factor, params[task][1] * factor) for task in TASKS}
 

@@ -114,11 +114,12 @@ def label_vectors(model: AWCCA, vectors: Array, view: Any) -> Any:
     adapter = _get_container_adapter("transform", model)
     if adapter is None:
         return vectors
-    return adapter.create_container(to_numpy(vectors), view, columns=name_components(vectors.shape[1]))
+    columns = name_components(model, vectors.shape[1])
+    return adapter.create_container(to_numpy(vectors), view, columns=columns)
 
 
-def name_components(count: int) -> np.ndarray[Any, Any]:
-    return np.asarray([f"awcca{at}" for at in range(count)], dtype=object)
+def name_components(model: AWCCA, count: int) -> np.ndarray[Any, Any]:
+    return np.asarray([f"{model._kind.lower()}{at}" for at in range(count)], dtype=object)
 
 
 def _shorten(names: Sequence[str]) -> str:
@@ -139,10 +140,13 @@ def describe_fit(model: AWCCA, computed: dict[Task, CanonicalModel]) -> str:
         points = " × ".join(str(side) for side in path.grid.shape)
         how = f"Regularisation was selected among {points} points by {path.metric} on {path.held_out}."
     filters = model.models_.filters
+    digits = 3 if path is not None and path.metric == "correlation" else 1
+    tasks = TASKS if model._kind == "AWCCA" else TASKS[:1]
     head = ["task", "filter of X", "filter of Y"] + ([] if path is None else [path.metric])
     rows = [
-        [task, *map(str, filters[task])] + ([] if path is None else [f"{path.best(task):.1f}"])
-        for task in TASKS
+        [task if len(tasks) > 1 else "both", *map(str, filters[task])]
+        + ([] if path is None else [f"{path.best(task):.{digits}f}"])
+        for task in tasks
     ]
     parts = [f"<p>{escape(sizes)} {escape(how)}</p>", _table(head, rows)]
     shared = len(computed) == len(TASKS) and computed["search"] is computed["annotate"]

@@ -56,6 +56,28 @@ def to_unit_length(view: Array) -> Array:
     return scaled / xp.where(lengths > 0, lengths, xp.ones_like(lengths))
 
 
+def standardize(view: Array, weights: Array | None = None) -> tuple[Array, Array]:
+    """Return the columns of ``view`` divided by their standard deviations (over n), and those.
+
+    Rows may have ``weights``. A constant column stays as it is.
+
+    >>> import numpy as np
+    >>> standardize(np.array([[1.0, 5.0], [5.0, 5.0]]))
+    (array([[0.5, 5. ],
+           [2.5, 5. ]]), array([2., 1.]))
+    """
+    xp = namespace(view)
+    weights = xp.ones_like(view[:, 0]) if weights is None else xp.astype(weights, view.dtype)
+    shares = weights / xp.sum(weights)
+    mean = shares @ view
+    centred = view - mean
+    centred = centred - shares @ centred  # what rounding left of a large mean
+    deviations = xp.sqrt(shares @ (centred * centred))
+    varies = deviations > 16 * float(xp.finfo(view.dtype).eps) * xp.abs(mean)
+    scale = xp.where(varies, deviations, xp.ones_like(deviations))
+    return view / scale, scale
+
+
 Weighting: TypeAlias = (
     Literal["asymmetric", "search-generation", "symmetric", "none", "residual"] | tuple[float, float]
 )

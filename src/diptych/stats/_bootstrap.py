@@ -150,7 +150,7 @@ def bootstrap(
     Parameters
     ----------
     model
-        A fitted ``AWCCA``, or ``(γ_x, γ_y)`` as ``AWCCA(params=…)`` takes them.
+        A fitted ``CCA``, ``PLS`` or ``AWCCA``, or ``(γ_x, γ_y)`` as ``AWCCA(params=…)`` takes them.
     X, y, pairing
         The pairs, as in ``AWCCA.fit``; usually those that the model was fitted on.
     covariates
@@ -168,7 +168,8 @@ def bootstrap(
     blocks
         One label per row of X, such as the subject: whole blocks are resampled. For repeated measures.
     task
-        Whose model: each task has its own regularisation, unless ``params`` was one pair.
+        Whose model of an ``AWCCA``: each task has its own regularisation, unless ``params`` was one pair. A
+        ``CCA`` or ``PLS`` has one model.
     engine, device, verbose
         As in ``AWCCA``.
 

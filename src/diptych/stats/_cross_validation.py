@@ -118,8 +118,8 @@ def cross_validated_correlations(
     Parameters
     ----------
     model
-        An ``AWCCA``, fitted or not, whose parameters are used; or ``(γ_x, γ_y)``. A γ that is given in
-        ``params`` is scaled to the number of pairs of a fold.
+        A ``CCA``, ``PLS`` or ``AWCCA``, fitted or not, whose parameters are used; or ``(γ_x, γ_y)``. A γ that
+        is given in ``params`` is scaled to the number of pairs of a fold.
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. Rows of Y stay with their row of X.
     covariates
@@ -137,7 +137,8 @@ def cross_validated_correlations(
     blocks
         One label per row of X, such as the subject: the rows of a block are in one fold (``GroupKFold``).
     task
-        Whose model: each task has its own regularisation, unless ``params`` was one pair.
+        Whose model of an ``AWCCA``: each task has its own regularisation, unless ``params`` was one pair. A
+        ``CCA`` or ``PLS`` has one model.
     engine, device, verbose
         As in ``AWCCA``.
 
@@ -198,7 +199,7 @@ def _make_estimator(model: Any, verbose: bool | None, covariates: Any) -> AWCCA:
         return AWCCA(params=plain_pair(model), verbose=verbose)
     if not isinstance(model, AWCCA):
         raise InputError(
-            f"{type(model).__name__} is not an estimator; give an AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
+            f"{type(model).__name__} is not an estimator; give a CCA, PLS or AWCCA, or (γ_x, γ_y)."
         )
     check_unweighted(model)
     check_given(model, covariates)

@@ -104,7 +104,7 @@ class Loadings:
 
 
 def loadings(model: Any, *, task: Task = "search", n_components: int | None = None) -> Loadings:
-    r"""Return how each feature correlates with the canonical variates of a fitted ``AWCCA``.
+    r"""Return how each feature correlates with the canonical variates of a fitted model.
 
     They are computed from the spectra that a fit keeps, without the data: with weights u and v of a
     component, the features of X have the covariances :math:`X^\top X u = V_x S_x^2 V_x^\top u` with the
@@ -118,9 +118,10 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     Parameters
     ----------
     model
-        A fitted ``AWCCA``.
+        A fitted ``CCA``, ``PLS`` or ``AWCCA``.
     task
-        Whose model: each task has its own regularisation, unless ``params`` was one pair.
+        Whose model of an ``AWCCA``: each task has its own regularisation, unless ``params`` was one pair. A
+        ``CCA`` or ``PLS`` has one model.
     n_components
         The first components; None: all of the model.
 
@@ -143,7 +144,7 @@ def loadings(model: Any, *, task: Task = "search", n_components: int | None = No
     """
     task = check_task(task)
     if not isinstance(model, AWCCA):
-        raise InputError(f"{type(model).__name__} is not a model; give a fitted AWCCA.")
+        raise InputError(f"{type(model).__name__} is not a model; give a fitted CCA, PLS or AWCCA.")
     check_is_fitted(model)
     spectra = getattr(model, "spectra_", None)
     if spectra is None:

@@ -114,7 +114,7 @@ def prepare_pairs(
         X, y = order_pairs(vars(model), X, y)
     elif not is_pair(model):
         raise InputError(
-            f"{type(model).__name__} is not a model; give a fitted AWCCA, or (γ_x, γ_y) as AWCCA(params=…)."
+            f"{type(model).__name__} is not a model; give a fitted CCA, PLS or AWCCA, or (γ_x, γ_y)."
         )
     names_x, names_y = name_features(model, find_names(X, y))
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
@@ -128,6 +128,8 @@ def prepare_pairs(
     if sides is not None:
         regressions, (x, y) = regress_out(x, y, pairing, sides)
         scores = regressions.scores(sides)
+    if isinstance(model, AWCCA):
+        x, y = model.divide_scales(x, "x"), model.divide_scales(y, "y")
     n_blocks = 1
     if blocks is not None:
         codes = block_codes(blocks, int(x.shape[0]))

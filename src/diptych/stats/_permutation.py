@@ -25,7 +25,7 @@ from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._filters import AnyFilter, Filters, Tikhonov
+from diptych.cca._filters import AnyFilter, Filters, Isotropic, Tikhonov
 from diptych.stats._chains import TIE, Remainder, draw_largest, standard_error
 from diptych.stats._pairs import (
     EXCHANGES,
@@ -56,7 +56,8 @@ class PermutationTest:
     ----------
     correlations
         The observed correlations Σ: the singular values of the regularised T, descending. With covariates,
-        partial ones; with blocks that are not exchanged, those within blocks.
+        partial ones; with blocks that are not exchanged, those within blocks. Of a ``PLS``, covariances: the
+        singular values of XᵀY / n.
     p_values
         Of each correlation, with the earlier components removed.
     standard_errors
@@ -100,7 +101,7 @@ class PermutationTest:
     def __str__(self) -> str:
         columns = self._columns()
         cells: dict[str, Iterable[Any]] = {
-            "correlation": self.correlations,
+            self._measure: self.correlations,
             "null mean": columns["null_mean"],
             "null 95 %": columns["null_95"],
             "p": map(format_p, self.p_values),
@@ -167,7 +168,15 @@ class PermutationTest:
             f"Of {tested}, {n_found or 'none'} {verb} significant at {100 * alpha:g} % ({results}; "
             f"Monte Carlo standard error at most {error:.4f})."
         )
-        return " ".join(sentences)
+        text = " ".join(sentences)
+        if self._measure == "covariance":
+            text = text.replace("Canonical correlations", "Covariances of latent variables (PLS)")
+            text = text.replace(" (Roy's root)", "").replace("correlation", "covariance")
+        return text
+
+    @property
+    def _measure(self) -> str:
+        return "covariance" if isinstance(self.filters[0], Isotropic) else "correlation"
 
     def _format_p(self, at: int) -> str:
         """Return a corrected p-value with as many decimals as the permutations resolve."""
@@ -175,7 +184,7 @@ class PermutationTest:
 
     def _columns(self) -> dict[str, Floats]:
         return {
-            "correlation": self.correlations,
+            self._measure: self.correlations,
             "null_mean": self.null.mean(axis=0),
             "null_95": np.quantile(self.null, 0.95, axis=0),
             "p_value": self.p_values,
@@ -201,6 +210,8 @@ _DESCRIPTIONS = {
 
 
 def _describe_filters(filters: Filters) -> str:
+    if isinstance(filters[0], Isotropic):
+        return "as the singular values of their cross-covariance matrix"
     if all(filter == Tikhonov(0.0) for filter in filters):
         return "without regularisation"
     return f"with regularisation ({filters[0]} for X, {filters[1]} for Y)"
@@ -233,9 +244,10 @@ def permutation_test(
     Parameters
     ----------
     model
-        A fitted ``AWCCA``, or ``(γ_x, γ_y)`` as ``AWCCA(params=…)`` takes them. A γ that was selected by
-        retrieval on the same pairs has seen the pairing, which the test does not account for; one that was
-        given, or comes from ``selection="ledoit-wolf"``, has not.
+        A fitted ``CCA``, ``PLS`` or ``AWCCA``, or ``(γ_x, γ_y)`` as ``AWCCA(params=…)`` takes them. A γ that
+        was selected on the same pairs has seen the pairing, which the test does not account for; one that was
+        given, or comes from ``selection="ledoit-wolf"``, has not. For a ``PLS`` the statistic is the largest
+        singular value of XᵀY / n, as in McIntosh and Lobaugh (2004).
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. A row of X keeps its rows of Y together, and changes places only with
         rows of X that have as many.
@@ -271,7 +283,8 @@ def permutation_test(
     n_components
         The first components; None: at most 10.
     task
-        Whose model: each task has its own regularisation, unless ``params`` was one pair.
+        Whose model of an ``AWCCA``: each task has its own regularisation, unless ``params`` was one pair. A
+        ``CCA`` or ``PLS`` has one model.
     engine, device, verbose
         As in ``AWCCA``.
 
@@ -514,6 +527,8 @@ class WhitenedPairs:
 def _whiten_pairs(pairs: PreparedPairs, blocks: Any, exchange: Exchange = "rows") -> WhitenedPairs:
     spectra, n_x = pairs.spectra, int(pairs.x.shape[0])
     filter_x, filter_y = pairs.filters
+    if isinstance(filter_x, Isotropic):
+        filter_x = filter_y = Isotropic(spectra.count)  # so that T is the cross-covariance matrix
     x = _whiten(filter_x, pairs.x, spectra.x_mean, spectra.s_x, spectra.v_x)
     y = _whiten(filter_y, pairs.y, spectra.y_mean, spectra.s_y, spectra.v_y)
     xp = namespace(x)

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import add
 from typing import Any, TypeAlias
 
@@ -26,13 +27,16 @@ from diptych.cca.selection._grids import Grid, Path, Route, best_point, select_r
 from diptych.cca.selection._leave_one_out import LeftOut, leave_one_out_ranks
 from diptych.cca.selection._problem import Problem, Weights, annotate_norms, make_weights
 from diptych.cca.selection._screening import Screen, screen, screen_bytes
-from diptych.cca.selection._textbook import textbook_path
+from diptych.cca.selection._textbook import correlation_path, textbook_path
 from diptych.ranking import Metric, mean_recall, median_rank, recall_at_k
 from diptych.ranking._ranks import Truth
 
 Ranks: TypeAlias = np.ndarray[Any, Any]
 Point: TypeAlias = tuple[int, int, dict[Task, Ranks]]
 """x index, y index and the ranks of both tasks; no ranks if the point failed numerically."""
+
+Textbook: TypeAlias = Callable[[Problem, Weights, Weights], Iterator[Any]]
+"""Yields the points of a grid with an SVD for each."""
 
 Progress: TypeAlias = Callable[[float], None]
 
@@ -47,6 +51,9 @@ SCREEN_BYTES = 4 * 2**30
 
 SMALLEST_SCREENED = 5
 """Grids with fewer values on a side are scored exactly: screening would save nothing."""
+
+CORRELATION = Metric("correlation", float)
+"""The mean correlation of variates over the validation pairs, which takes the place of ranks at a point."""
 
 FIRST_LOOK = 250
 """Validation images that ``narrow_grid`` looks at."""
@@ -69,7 +76,7 @@ def choose_route(
     The identity without an SVD holds for the asymmetric weighting at full dimension; anything else takes the
     textbook route. Screening pays for recall at a small k, on grids that are not small.
     """
-    if weighting != "asymmetric" or n_components is not None:
+    if metric is CORRELATION or weighting != "asymmetric" or n_components is not None:
         return "textbook"
     small_k = path_metrics == "metric" and metric.cutoff is not None and metric.cutoff <= 10
     large_grid = min(w.rows.shape[0] for w in weights) >= SMALLEST_SCREENED
@@ -116,6 +123,11 @@ def regularization_path(
         raise InputError(f"path_metrics={path_metrics!r} is unknown; choose 'metric' or 'all'.")
     start = time.perf_counter()
     routes: list[Route] = []
+    textbook: Textbook = (
+        partial(correlation_path, n_components=n_components)
+        if metric is CORRELATION
+        else partial(textbook_path, weighting=weighting, n_components=n_components)
+    )
 
     def score(part: Grid, progress: Progress) -> GridScores:
         weights = make_weights(problem, spectra, part)
@@ -124,12 +136,12 @@ def regularization_path(
         if chosen == "screened":
             return _score_screened(problem, weights, metric, progress)
         if engine is not None:
-            scorer = RowScorer.of(problem, weights, chosen, weighting, n_components)
+            scorer = RowScorer.of(problem, weights, chosen, textbook)
             points = iter(engine.reduce(add, engine.map(scorer, range(part.shape[0]))))
         elif chosen == "exact":
             points = exact_points(problem, weights)
         else:
-            points = textbook_path(problem, *weights, weighting, n_components)
+            points = textbook(problem, *weights)
         return _score_points(part.shape, points, metric, path_metrics, progress)
 
     path = _search_grid(grid, score, metric, spectra, extend, progress)
@@ -216,30 +228,24 @@ class RowScorer:
     problem: Problem
     weights: tuple[Weights, Weights]
     norms: Any  # for the exact route, the annotate norms of all points; else None
-    weighting: Weighting
-    n_components: int | None
+    textbook: Textbook
 
     @classmethod
     def of(
-        cls,
-        problem: Problem,
-        weights: tuple[Weights, Weights],
-        route: str,
-        weighting: Weighting,
-        n_components: int | None,
+        cls, problem: Problem, weights: tuple[Weights, Weights], route: str, textbook: Textbook
     ) -> RowScorer:
         """Return the scorer of a route, with NumPy arrays whatever the backend of the problem."""
         norms = to_numpy(annotate_norms(problem, *weights)) if route == "exact" else None
         host = replace(fields_to_numpy(problem), truth=fields_to_numpy(problem.truth))
         x, y = (Weights.of(to_numpy(w.rows), host.a) for w in weights)
-        return cls(host, (x, y), norms, weighting, n_components)
+        return cls(host, (x, y), norms, textbook)
 
     def __call__(self, i: int) -> list[Point]:
         row = Weights.of(self.weights[0].rows[i : i + 1], self.problem.a)
         if self.norms is not None:
             points = exact_points(self.problem, (row, self.weights[1]), self.norms[i : i + 1])
         else:
-            points = textbook_path(self.problem, row, self.weights[1], self.weighting, self.n_components)
+            points = self.textbook(self.problem, row, self.weights[1])
         return [(i, j, ranks) for _, j, ranks in points]
 
 

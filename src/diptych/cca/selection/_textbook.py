@@ -13,7 +13,13 @@ import numpy as np
 from diptych._arrays import Array, Floats, group_max, move_like, namespace, to_numpy
 from diptych._checks import TASKS, InputError, Task, check_similarity
 from diptych._threads import multiply
-from diptych.cca._canonical import CanonicalModel, decompose_t
+from diptych.cca._canonical import (
+    CanonicalModel,
+    decompose_t,
+    leading_components,
+    mean_correlation,
+    whiten_t,
+)
 from diptych.cca._sparse import multiply_any
 from diptych.cca._spectra import Spectra
 from diptych.cca._weighting import Weighting, maps, weight_columns, weight_factors
@@ -38,7 +44,7 @@ def textbook_ranks(
     ``w_x`` and ``w_y`` the diagonals of :math:`D^{-1}`.
     """
     xp = namespace(problem.a)
-    root_x, root_y = (xp.sqrt(w[: int(xp.nonzero(w)[0][-1]) + 1]) for w in (w_x, w_y))
+    root_x, root_y = _take_roots(w_x), _take_roots(w_y)
     k_x, k_y = int(root_x.shape[0]), int(root_y.shape[0])
     p_x, sigma, p_y = decompose_t(problem.t0, root_x, root_y)
     keep = sigma.shape[0] if n_components is None else min(n_components, int(sigma.shape[0]))
@@ -79,6 +85,33 @@ def textbook_path(
                 yield i, j, next(point)
             except (InputError, np.linalg.LinAlgError):
                 yield i, j, {}
+
+
+def correlation_path(
+    problem: Problem, w_x: Weights, w_y: Weights, n_components: int | None = None
+) -> Iterator[tuple[int, int, dict[Task, float]]]:
+    """Yield ``(x index, y index, mean correlation)`` of every grid point, the same for both tasks.
+
+    It is that of the first ``n_components`` (None: the first) over the validation pairs. Nothing more of T is
+    decomposed; a point that failed numerically has none.
+    """
+    for i in range(w_x.rows.shape[0]):
+        for j in range(w_y.rows.shape[0]):
+            root_x, root_y = _take_roots(w_x.rows[i, :]), _take_roots(w_y.rows[j, :])
+            try:
+                p_x, _, p_y = leading_components(whiten_t(problem.t0, root_x, root_y), n_components or 1)
+            except np.linalg.LinAlgError:
+                yield i, j, {}
+                continue
+            u = multiply(problem.a[:, : root_x.shape[0]], root_x[:, None] * p_x)
+            v = multiply(problem.b[:, : root_y.shape[0]], root_y[:, None] * p_y)
+            yield i, j, dict.fromkeys(TASKS, mean_correlation(u, v, problem.truth.pairing, n_components))
+
+
+def _take_roots(w: Array) -> Array:
+    """Return the diagonal of D^-½, up to the last direction that is kept."""
+    xp = namespace(w)
+    return xp.sqrt(w[: int(xp.nonzero(w)[0][-1]) + 1])
 
 
 def dimensions_up_to(full: int, points: int = 16) -> list[int]:
