@@ -227,6 +227,7 @@ def permutation_test(
     y: Any,
     pairing: Any = None,
     *,
+    preprocess: Any = None,
     covariates: Any = None,
     n_permutations: int = 1000,
     method: Method | None = None,
@@ -255,6 +256,11 @@ def permutation_test(
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. A row of X keeps its rows of Y together, and changes places only with
         rows of X that have as many.
+    preprocess
+        A transformer of scikit-learn for both views, such as ``StandardScaler()`` or a pipeline that starts
+        with an imputer, or a pair ``(for_x, for_y)``, with None for a view that stays as it is. It is
+        fitted once: what it learns from one view does not depend on who is paired with whom, so the test
+        stays as valid. A fitted model is one of the transformed views.
     covariates
         What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. The test
         is then of the partial correlations, of what a regression on the covariates leaves of both views (and
@@ -372,7 +378,7 @@ def permutation_test(
     with one_blas_thread(), progress_bar("permutation test", verbose):
         blocks = order_rows(blocks, X, "blocks", "X")
         within = blocks if exchange != "blocks" else None
-        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates, within)
+        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates, within, preprocess)
         whitened = _whiten_pairs(pairs, blocks, exchange)
         if exchange == "rows" and blocks is None:
             _warn_if_serial(pairs)
