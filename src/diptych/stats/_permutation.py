@@ -272,8 +272,8 @@ def permutation_test(
         How components after the first are tested. ``"conditional"``: given the correlations of the removed
         ones, as the notes say. ``"stepwise"``: as Winkler et al. (2020) do, where rows of what remains are
         permuted as if they were free; their statistic is ``"wilks"``. With many features that rejects
-        too often beside a real component, and too rarely beside one that is due to chance. None:
-        ``"conditional"`` where rows are exchanged, otherwise ``"stepwise"``.
+        too often beside a real component, and too rarely beside one that is due to chance (with ``"wilks"``
+        too often in both cases). None: ``"conditional"`` where rows are exchanged, otherwise ``"stepwise"``.
     statistic
         Of what remains: ``"roy"``, the largest correlation, finds one strong component; ``"wilks"``,
         −Σ log(1 − r²) over all correlations r, several weak ones. Choose before you look.
