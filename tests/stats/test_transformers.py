@@ -111,13 +111,15 @@ class Doubling(TransformerMixin, BaseEstimator):
     """A transformer that cannot name its features."""
 
     def fit(self, X, y=None):
+        self.is_fitted_ = True
         return self
 
     def transform(self, X):
         return 2 * np.asarray(X)
 
 
-def test_a_transformer_without_names_loses_no_pairing(views):
+@pytest.mark.parametrize("transformer", [Doubling(), make_pipeline(StandardScaler(), Doubling())])
+def test_a_transformer_without_names_loses_no_pairing(views, transformer):
     x, y = np.nan_to_num(views[0]), views[1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -125,7 +127,7 @@ def test_a_transformer_without_names_loses_no_pairing(views):
             (0, 0),
             pd.DataFrame(x).sample(frac=1, random_state=1),
             pd.DataFrame(y),
-            preprocess=(Doubling(), None),
+            preprocess=(transformer, None),
             n_permutations=1,
         )
     np.testing.assert_allclose(

@@ -200,7 +200,7 @@ def cross_validated_correlations(
     blocks = order_rows(blocks, X, "blocks", "X")
     if n_components is not None:
         check_count(n_components, "n_components")
-    most = COMPONENTS if n_components is None else n_components
+    most = n_components or COMPONENTS
     held_out: list[Floats] = []
     pairs, in_sample, sizes, first = [], [], [], None
     with progress_bar("cross-validating", verbose) as progress:
@@ -209,15 +209,16 @@ def cross_validated_correlations(
             x, y, _ = check_pair_of_views(*views.fit(train.x, train.y), pairing)
             inside, outside = _cut(x, y, train, test, columns, how)
             fold = _fit_fold(estimator, *inside, train, n_pairs, engine, device)
-            variates = np.full((2, n_pairs, most), np.nan)
-            for part, rows in ((inside, train), (outside, test)):
-                u, v = _compute_variates(fold, task, *part, rows, most)
-                variates[:, to_numpy(rows.y), : u.shape[1]] = u, v
+            seen = _compute_variates(fold, task, *inside, train, most)
+            unseen = _compute_variates(fold, task, *outside, test, most)
+            pairs.append(to_numpy(test.y))
+            variates = np.full((2, n_pairs, seen.shape[2]), np.nan)
+            variates[:, to_numpy(train.y)], variates[:, pairs[-1]] = seen, unseen
             first = variates if first is None else first
             # A component's sign is arbitrary: it is made that of the first fold, over all pairs of both.
-            signs = np.where(np.nansum(variates * first, axis=(0, 1)) < 0, -1.0, 1.0)
-            held_out.append(variates[:, to_numpy(test.y)] * signs)
-            pairs.append(to_numpy(test.y))
+            k = min(first.shape[2], seen.shape[2])
+            signs = np.where(np.nansum(variates[..., :k] * first[..., :k], axis=(0, 1)) < 0, -1.0, 1.0)
+            held_out.append(unseen[..., :k] * signs)
             in_sample.append(to_numpy(fold.models_[task].train_correlations))
             sizes.append((len(train.x), len(test.x)))
             progress((number + 1) / len(splits))
@@ -243,14 +244,13 @@ def cross_validated_correlations(
     )
 
 
-def _compute_variates(
-    fold: AWCCA, task: Task, x: Array, y: Array, rows: PairRows, most: int
-) -> tuple[Floats, Floats]:
+def _compute_variates(fold: AWCCA, task: Task, x: Array, y: Array, rows: PairRows, most: int) -> Floats:
     """Return the first variates of both views for each pair of ``rows``, at the same scale for all folds."""
     canonical, scale = fold.models_[task], fold.spectra_.count**0.5
     u = project(normalize(x, fold.normalize[0]), fold.x_mean_, canonical.x_weights[:, :most])
     v = project(normalize(y, fold.normalize[1]), fold.y_mean_, canonical.y_weights[:, :most])
-    return to_numpy(u)[to_numpy(rows.pairing)] * scale, to_numpy(v) * scale
+    variates: Floats = np.stack([to_numpy(u)[to_numpy(rows.pairing)], to_numpy(v)]) * scale
+    return variates
 
 
 def _average(folds: Floats, sizes: Ints) -> tuple[Floats, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +92,9 @@ def _fit_transformer(transformer: Any, view: Any, rows: Any, name: str) -> Any:
 
     try:
         fitted = clone(transformer)
-        if hasattr(view, "columns") and hasattr(fitted, "set_output"):
-            fitted.set_output(transform="pandas")
+        if hasattr(view, "columns"):
+            with suppress(AttributeError, ValueError):  # a transformer that cannot name its features
+                fitted.set_output(transform="pandas")
         return fitted.fit(_safe_indexing(view, to_numpy(rows))).transform(view)
     except (TypeError, ValueError) as error:
         raise InputError(
