@@ -16,6 +16,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from diptych import AWCCA, InputError
 from diptych.stats import bootstrap, cross_validated_correlations, permutation_test
+from engines import InTree
 
 GAMMAS = (5.0, 3.0)
 STEPS = make_pipeline(SimpleImputer(), StandardScaler(), PCA(4))
@@ -89,7 +90,12 @@ def test_data_frames_keep_their_labels_names_and_categories(views):
         verbose_feature_names_out=False,
     )
     options = {"preprocess": (encoder, None), "n_resamples": 5}
-    result = bootstrap(GAMMAS, frame, pd.DataFrame(y), **options)
+    named = pd.DataFrame(y, columns=list("uvwxy"))
+    result = bootstrap(GAMMAS, frame, named, **options)
+    assert result.feature_names_y == [*"uvwxy"]
+    model = AWCCA(params=GAMMAS).fit(encoder.set_output(transform="pandas").fit_transform(frame), named)
+    moved = bootstrap(model, frame, named[list("yxwvu")], **options)
+    np.testing.assert_allclose(moved.y_weights.estimate, result.y_weights.estimate, atol=1e-9)
     assert result.feature_names_x == ["site_north", "site_south", *"abcdef"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -133,6 +139,12 @@ def test_a_transformer_without_names_loses_no_pairing(views, transformer):
     np.testing.assert_allclose(
         result.correlations, permutation_test((0, 0), x, y, n_permutations=1).correlations
     )
+
+
+def test_engines_transform_as_threads_do(views):
+    options = {"preprocess": STEPS, "n_resamples": 12, "n_components": 2}
+    one, other = (bootstrap(GAMMAS, *views, **options, engine=engine) for engine in (None, InTree()))
+    np.testing.assert_allclose(one.x_weights.low, other.x_weights.low, rtol=1e-9)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -15,7 +15,6 @@ from diptych._checks import (
     check_matrix,
     check_pair_of_views,
     check_pairing,
-    check_view,
     pair_rows,
     second_view,
 )
@@ -25,7 +24,7 @@ from diptych._checks import (
 class TransformedViews:
     """Two views, and the transformer of each: None for a view that stays as it is.
 
-    A view with a transformer is a data frame, or an array of NumPy, which may have missing values.
+    If one has a transformer, both are data frames, or arrays of NumPy, and not checked.
     """
 
     x: Any
@@ -35,7 +34,7 @@ class TransformedViews:
     def fit(self, rows_x: Any, rows_y: Any) -> tuple[Any, Any]:
         """Return all rows of both views, by transformers that are fitted on the given rows.
 
-        They are not checked. Data frames stay data frames, if the transformer can name its features.
+        Data frames stay data frames, if the transformer can name its features.
         """
         fitted = (
             view if transformer is None else _fit_transformer(transformer, view, rows, name)
@@ -55,12 +54,8 @@ def read_views(X: Any, y: Any, pairing: Any, preprocess: Any) -> tuple[Transform
         return TransformedViews(x, y), pairing
     transformers = _check_transformers(preprocess)
     pairing = pair_rows(X, y, pairing)
-    x, y = (
-        check_view(view, name) if transformer is None else _read_table(view, name)
-        for transformer, view, name in zip(transformers, (X, y), "XY", strict=True)
-    )
-    like = y if transformers[1] is None else np.empty((int(y.shape[0]), 0))
-    return TransformedViews(x, y, transformers), check_pairing(pairing, int(x.shape[0]), like)
+    x, y = _read_table(X, "X"), _read_table(y, "Y")
+    return TransformedViews(x, y, transformers), check_pairing(pairing, len(x), np.empty((len(y), 0)))
 
 
 def _check_transformers(preprocess: Any) -> tuple[Any, Any]:
@@ -79,7 +74,7 @@ def _is_transformer(value: Any) -> bool:
 
 
 def _read_table(view: Any, name: str) -> Any:
-    """Return a view that a transformer reads: a data frame as it is, anything else as an array of NumPy."""
+    """Return a data frame as it is, and anything else as an array of NumPy."""
     if check_column_names(view, name) is not None:
         return view
     return to_numpy(check_matrix(view, name))
