@@ -157,9 +157,10 @@ def bootstrap(
     preprocess
         A transformer of scikit-learn for both views, such as ``StandardScaler()`` or a pipeline that starts
         with an imputer, or a pair ``(for_x, for_y)``, with None for a view that stays as it is. A copy is
-        fitted on each resample. Weights and loadings are of the features as transformed over all pairs: those
-        of a resample are for its variates, also where it has other features, as with ``PCA``. A fitted model
-        is one of the transformed views.
+        fitted on each resample. Weights and loadings are of the features as transformed over all pairs: the
+        weights of a resample are those that give its variates by least squares. So there are intervals also
+        with ``PCA``, whose components differ between resamples. A fitted model is one of the transformed
+        views.
     covariates
         What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. They are
         regressed out of both views in each resample, as in the estimate, so that correlations and loadings

@@ -143,12 +143,11 @@ def _transform(pairs: ResampledPairs, counts: Floats) -> tuple[Array, Array]:
     if pairs.views is None:
         return pairs.x.rows, pairs.y.rows
     times = counts.astype(np.int64), counts[to_numpy(pairs.pairing)].astype(np.int64)
-    views = pairs.views.fit(*(np.repeat(np.arange(len(of_rows)), of_rows) for of_rows in times))
-    x, y = (
-        move_like(normalize(view, how), pairs.x.rows, namespace(pairs.x.rows).float64)
-        for view, how in zip(check_pair_of_views(*views, pairs.pairing), pairs.normalization, strict=False)
-    )
-    return x, y
+    rows = (np.repeat(np.arange(len(of_rows)), of_rows) for of_rows in times)
+    x, y, _ = check_pair_of_views(*pairs.views.fit(*rows), pairs.pairing)
+    x, y = (normalize(view, how) for view, how in zip((x, y), pairs.normalization, strict=True))
+    like, dtype = pairs.x.rows, namespace(pairs.x.rows).float64
+    return move_like(x, like, dtype), move_like(y, like, dtype)
 
 
 def _feature_lengths(centred: Array, weights: Floats, scores: list[Floats]) -> Floats:
@@ -210,10 +209,8 @@ def _refit(
         in_x = model.x_weights, _find_products(s_x, v_x, model.x_weights)
         in_y = model.y_weights, _find_products(s_y, v_y, model.y_weights)
     else:
-        times_y, per_row = (
-            times[pairs.pairing],
-            xp.astype(count_groups(pairs.pairing, len(counts)), xp.float64),
-        )
+        times_y = times[pairs.pairing]
+        per_row = xp.astype(count_groups(pairs.pairing, len(counts)), xp.float64)
         in_x = _express(x, all_x @ model.x_weights, per_row, times, scores_x)
         in_y = _express(y, all_y @ model.y_weights, xp.ones_like(times_y), times_y, scores_y)
     matched, signs = match_components(
