@@ -7,7 +7,8 @@ component is real, the same holds for the second.
 ``covariates``: the same for unrelated views that depend on the same covariates, and their correlations over
 held-out pairs: with ``covariates=``, with the covariates regressed out of both views beforehand, and without.
 
-``power``: rejection rates of the first two components at 5 %, beside cca-zoo's test on the same data.
+``power``: rejection rates of the first two components at 5 %, with both statistics, beside the stepwise test
+and cca-zoo's on the same data, for features of equal and of decaying variance.
 
 ``speed``: seconds of 1,000 permutations of 300 pairs of 2,000 + 2,000 features with two threads, beside
 cca-zoo's test. The first correlations under the same permutations are compared.
@@ -43,45 +44,60 @@ def simulate(
     tails: bool = False,
     subjects: int = 0,
     scales: bool = False,
+    covariates: int = 0,
+    serial: bool = False,
+    decay: float = 0.0,
 ):
-    """Return two views that share a hidden cause for each signal, and are unrelated otherwise.
+    """Return two views that share a hidden cause for each signal, and options of the test that the data need.
 
-    ``tails``: their noise has Student's t distribution with three degrees of freedom. ``subjects``: rows are
-    repeated measures of so many subjects, who differ in both views. ``scales``: the noise of each row of a
-    view has a scale of its own, as a multivariate t distribution with three degrees of freedom has.
+    They are unrelated otherwise. ``tails``: their noise has Student's t distribution with three degrees of
+    freedom. ``subjects``: rows are repeated measures of so many subjects, who differ in both views.
+    ``scales``: the noise of each row of a view has a scale of its own, as a multivariate t distribution with
+    three degrees of freedom has. ``covariates``: both views depend on so many. ``serial``: rows are a time
+    series. ``decay``: feature j has a standard deviation in proportion to 1/j to this power.
     """
     rng = np.random.default_rng(seed)
-    x, y = (
-        rng.standard_t(3, size=(rows, own)) if tails else rng.normal(size=(rows, own)) for own in features
-    )
+    x, y = (rng.standard_t(3, size=(rows, p)) if tails else rng.normal(size=(rows, p)) for p in features)
     if scales:
         x, y = (view * np.sqrt(3 / rng.chisquare(3, size=(rows, 1))) for view in (x, y))
+    if serial:
+        for view in (x, y):
+            for time in range(1, rows):
+                view[time] += 0.7 * view[time - 1]
     for at, strength in enumerate(signals):
         hidden = strength * rng.normal(size=rows)
         x[:, at] += hidden
         y[:, at] += hidden
-    blocks = None
+    if decay:
+        lengths = (np.arange(1.0, p + 1) ** -decay for p in features)
+        x, y = (view * own / np.sqrt(np.mean(own**2)) for view, own in zip((x, y), lengths, strict=True))
+    options: dict[str, object] = {"exchange": "shift"} if serial else {}
     if subjects:
-        blocks = np.arange(rows) % subjects
+        options["blocks"] = blocks = np.arange(rows) % subjects
         hidden = rng.normal(size=(subjects, 3))
         x[:, :3] += 2 * hidden[blocks]
         y[:, :3] += 2 * hidden[blocks]
-    return x, y, blocks
+    if covariates:
+        options["covariates"] = confounds = rng.normal(size=(rows, covariates))
+        x, y = (view + confounds @ rng.normal(size=(covariates, view.shape[1])) for view in (x, y))
+    return x, y, options
 
 
 def p_values(
     seed: int,
     gamma: float | str,
     n_components: int = 3,
-    use_blocks: bool = True,
+    use_options: bool = True,
     n_permutations: int = PERMUTATIONS,
+    method: str | None = None,
+    statistic: str = "roy",
     **settings,
 ):
     """Return the p-values of the first components of one simulated data set."""
     from diptych import AWCCA
     from diptych.stats import permutation_test
 
-    x, y, blocks = simulate(seed, **settings)
+    x, y, options = simulate(seed, **settings)
     model = (gamma, gamma)
     if isinstance(gamma, str):
         with warnings.catch_warnings():
@@ -94,18 +110,20 @@ def p_values(
         n_permutations=n_permutations,
         n_components=n_components,
         random_state=seed,
-        blocks=blocks if use_blocks else None,
+        method=method,
+        statistic=statistic,
         verbose=False,
+        **(options if use_options else {}),
     )
     return test.p_values
 
 
-def both_p_values(seed: int, gamma: float, signals: tuple[float, ...]):
-    """Return the p-values of the first two components, and cca-zoo's."""
+def all_p_values(seed: int, gamma: float, **settings):
+    """Return the p-values of the first two components by each test of ``NAMES``."""
     from cca_zoo.linear import RidgeCCA
     from cca_zoo.model_selection import permutation_test_significance
 
-    x, y, _ = simulate(seed, signals)
+    x, y, _ = simulate(seed, **settings)
     shrinkage = gamma / (gamma + len(x) - 1)
     other = permutation_test_significance(
         RidgeCCA(n_components=2, shrinkage=shrinkage),
@@ -113,8 +131,14 @@ def both_p_values(seed: int, gamma: float, signals: tuple[float, ...]):
         n_permutations=FEWER_PERMUTATIONS,
         random_state=seed,
     )
-    own = p_values(seed, gamma, 2, n_permutations=FEWER_PERMUTATIONS, signals=signals)
-    return [*own, *other.p_values]
+    options = {"n_permutations": FEWER_PERMUTATIONS} | settings
+    own = [
+        p_values(seed, gamma, 2, method=method, statistic=statistic, **options)
+        for statistic in STATISTICS
+        for method in (None, "stepwise")
+    ]
+    # The first component is tested stepwise as it is otherwise.
+    return np.concatenate([own[0], own[1][1:], own[2], own[3][1:], other.p_values])
 
 
 CASES = {
@@ -129,7 +153,7 @@ CASES = {
     "unrelated within 6 subjects, without blocks, γ = 50": {
         "gamma": 50.0,
         "subjects": 6,
-        "use_blocks": False,
+        "use_options": False,
     },
     "first real (weak), γ = 50": {"gamma": 50.0, "signals": (1.5,)},
     "first real (medium), γ = 50": {"gamma": 50.0, "signals": (3.0,)},
@@ -144,6 +168,22 @@ CASES = {
         "signals": (10.0,),
         "scales": True,
     },
+    "unrelated, rows of unequal scale, γ = 50": {"gamma": 50.0, "scales": True},
+    "unrelated, 10 covariates, 40 pairs, γ = 50": {"gamma": 50.0, "rows": 40, "covariates": 10},
+    "first two real, 10 covariates, 40 pairs, γ = 50": {
+        "gamma": 50.0,
+        "rows": 40,
+        "covariates": 10,
+        "signals": (6.0, 3.0),
+    },
+    "unrelated time series, shift, 120 × (3 + 3) features, γ = 0": {
+        "gamma": 0.0,
+        "rows": 120,
+        "features": (3, 3),
+        "serial": True,
+    },
+    "unrelated, Wilks, γ = 50": {"gamma": 50.0, "statistic": "wilks"},
+    "first real (strong), Wilks, γ = 50": {"gamma": 50.0, "statistic": "wilks", "signals": (10.0,)},
 }
 
 
@@ -197,14 +237,12 @@ def covariate_results(
     from diptych import InputError
     from diptych.stats import classical_tests, cross_validated_correlations, permutation_test
 
-    x, y, _ = simulate(seed, (), rows, features, tails)
-    rng = np.random.default_rng([seed, 1])
-    covariates = rng.normal(size=(rows, COVARIATES))
-    x, y = (view + covariates @ rng.normal(size=(COVARIATES, view.shape[1])) for view in (x, y))
+    x, y, options = simulate(seed, (), rows, features, tails, covariates=COVARIATES)
+    covariates = options["covariates"]
     if way == "beforehand":
         design = np.column_stack([np.ones(rows), covariates])
         x, y = (view - design @ np.linalg.lstsq(design, view)[0] for view in (x, y))
-    options = {"covariates": covariates if way == "projected" else None}
+    options = options if way == "projected" else {}
     test = permutation_test(
         (gamma, gamma),
         x,
@@ -255,29 +293,37 @@ def calibrate_covariates(quick: bool) -> None:
     )
 
 
-NAMES = ("component 1", "component 2", "component 1, cca-zoo", "component 2, cca-zoo")
+STATISTICS = {"roy": "", "wilks": ", Wilks"}
+NAMES = [
+    f"component {part}{statistic}" for statistic in STATISTICS.values() for part in ("1", "2", "2, stepwise")
+]
+NAMES += ["component 1, cca-zoo", "component 2, cca-zoo"]
 STRENGTHS = (0.0, 1.0, 1.5, 2.0, 3.0)
+WEAK = (1.0,) * 6
 
 
 def measure_power(quick: bool) -> None:
-    """Measure how often the first two components are found, beside cca-zoo."""
-    sets, rates, pool = 20 if quick else 150, {}, start_pool()
-    for signals in [*((s,) for s in STRENGTHS), *((4.0, s) for s in STRENGTHS[1:])]:
-        values = repeat(pool, partial(both_p_values, gamma=50.0, signals=signals), sets)
-        rates[signals] = np.mean(np.array(values) <= LEVEL, axis=0)
-        print(signals, rates[signals], flush=True)
+    """Measure how often the first two components are found, beside other tests."""
+    sets, rows, rates, pool = 20 if quick else 150, [], {}, start_pool()
+    for decay in (0.0, 1.0):
+        for signals in [*((s,) for s in STRENGTHS), *((4.0, s) for s in STRENGTHS[1:]), WEAK]:
+            function = partial(all_p_values, gamma=50.0, signals=signals, decay=decay)
+            found = np.mean(np.array(repeat(pool, function, sets)) <= LEVEL, axis=0)
+            label = "six of 1" if signals == WEAK else " and ".join(f"{s:g}" for s in signals)
+            row = {"signals": f"{label}, decaying" if decay else label}
+            rows.append(row | {name: f"{rate:.1%}" for name, rate in zip(NAMES, found, strict=True)})
+            print(rows[-1], flush=True)
+            if not decay and signals != WEAK:
+                rates[signals] = found
     pool.shutdown()
     record(
         "permutation_power",
-        [
-            {"signals": " and ".join(f"{s:g}" for s in signals)}
-            | {name: f"{rate:.1%}" for name, rate in zip(NAMES, own, strict=True)}
-            for signals, own in rates.items()
-        ],
+        rows,
         f"Share of {sets} data sets with p ≤ 0.05, {ROWS} pairs with {X_FEATURES} + {Y_FEATURES} features, "
         f"γ = 50, {FEWER_PERMUTATIONS} permutations. A signal s adds s times the same normal variable to one "
-        "feature of each view. With one signal, the second component is due to chance, and its rate should "
-        "be 5 %.",
+        "feature of each view, whose noise has the variance 1. Decaying: feature j is then divided by j, and "
+        "all by the root mean square of 1/j. With one signal, the second component is due to chance, and its "
+        "rate should be 5 %.",
     )
     draw_power(rates)
 
@@ -287,16 +333,20 @@ def draw_power(rates: dict[tuple[float, ...], np.ndarray]) -> None:
     figure, panels = start_figure(1, 2, size=(8.4, 3.4))
     one = {signals[0]: own for signals, own in rates.items() if len(signals) == 1}
     two = {signals[1]: own for signals, own in rates.items() if len(signals) == 2}
-    shown = ((one, (0, 2, 1, 3), "one signal"), (two, (1, 3), "a strong signal (4) and a second one"))
+    zoo = len(NAMES) - 2
+    shown = (
+        (one, (0, zoo, 1, zoo + 1), "one signal"),
+        (two, (1, zoo + 1), "a strong signal (4) and a second one"),
+    )
     for axes, (lines, numbers, title) in zip(np.ravel(panels), shown, strict=True):
         for number in numbers:
             axes.plot(
                 list(lines),
                 [100 * own[number] for own in lines.values()],
-                color="#0072B2" if number < 2 else "#D55E00",
+                color="#0072B2" if number < zoo else "#D55E00",
                 linestyle="-" if number % 2 == 0 else "--",
-                marker="o" if number < 2 else "s",
-                label=f"{NAMES[number % 2]}, {'diptych' if number < 2 else 'cca-zoo'}",
+                marker="o" if number < zoo else "s",
+                label=f"{NAMES[number % 2]}, {'diptych' if number < zoo else 'cca-zoo'}",
             )
         axes.axhline(100 * LEVEL, color="0.5", linewidth=0.8)
         axes.set(xlabel="strength of the signal", ylim=(-3, 103), title=title)

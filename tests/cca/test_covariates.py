@@ -15,7 +15,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
 from sklearn.model_selection import KFold, cross_val_score
 
-from diptych import AWCCA, InputError, Retriever
+from diptych import AWCCA, CCA, PLS, InputError, Retriever
 from diptych.cca.selection._grids import hold_out
 from diptych.report import draw_variates
 from diptych.stats import bootstrap, cross_validated_correlations, loadings, permutation_test
@@ -143,11 +143,12 @@ def test_a_fit_is_that_of_residuals_and_new_rows_lose_what_training_rows_say(sid
         np.testing.assert_allclose(back, other.inverse_transform(other.transform(row)) + new[0][:7] - row)
 
 
+@pytest.mark.parametrize("estimator", [AWCCA(params=(0, 0)), CCA(params=(0, 0))])
 @pytest.mark.parametrize("captions", [1, 2])
-def test_predictions_without_a_penalty_are_regressions_on_both(captions):
+def test_predictions_without_a_penalty_are_regressions_on_both(captions, estimator):
     """Frisch, Waugh and Lovell: residuals of X and covariates predict Y as X and covariates do."""
     x, y, pairing, (z, _) = confounded(4, captions=captions)
-    model = AWCCA(params=(0, 0)).fit(x, y, pairing, covariates=z)
+    model = clone(estimator).fit(x, y, pairing, covariates=z)
     expected = LinearRegression().fit(np.hstack([x, z])[pairing], y).predict(np.hstack([x, z]))
     np.testing.assert_allclose(model.predict(x, covariates=z), expected, atol=1e-8)
     own = z[pairing]
@@ -155,6 +156,34 @@ def test_predictions_without_a_penalty_are_regressions_on_both(captions):
     np.testing.assert_allclose(model.predict_x(y, covariates=own), expected, atol=1e-8)
     r2 = r2_score(y, model.predict(x, covariates=z)[pairing])
     assert model.score(x, y, pairing, metric="r2", covariates=z) == pytest.approx(r2)
+
+
+@pytest.mark.parametrize("estimator", [CCA(params=(5.0, 3.0)), PLS(n_components=2)])
+def test_residuals_are_standardised(tmp_path, estimator):
+    """CCA and PLS with covariates are those of what the covariates leave, in its standard deviations."""
+    x, y, pairing, (z, _) = confounded(6)
+    u, v = residuals(x, y, pairing, z)
+    partial, plain = (
+        clone(estimator).fit(*views, pairing, covariates=c) for views, c in (((x, y), z), ((u, v), None))
+    )
+    np.testing.assert_allclose(partial.correlations_, plain.correlations_, atol=1e-10)
+    partial.save(tmp_path / "model")
+    expected = plain.transform(u, v)
+    for model in (partial, type(partial).load(tmp_path / "model")):
+        found = model.transform(x, y, covariates=(z, z[pairing]))
+        for vectors, by_hand in zip(found, expected, strict=True):
+            np.testing.assert_allclose(vectors, by_hand, atol=1e-9)
+    back = partial.inverse_transform(expected[0], covariates=z)
+    np.testing.assert_allclose(back - x, plain.inverse_transform(expected[0]) - u, atol=1e-9)
+    test = permutation_test(partial, x, y, pairing, covariates=z, n_permutations=49, n_components=1)
+    resampled = bootstrap(partial, x, y, pairing, covariates=z, n_resamples=5, n_components=1)
+    folds = cross_validated_correlations(estimator, x, y, pairing, covariates=z, cv=3)
+    assert folds.in_sample[0] > folds.mean[0] > 0.3
+    if isinstance(estimator, PLS):
+        np.testing.assert_allclose(test.correlations, partial.covariances_[:1])
+    else:
+        np.testing.assert_allclose(test.correlations, partial.models_["search"].correlations[:1])
+    np.testing.assert_allclose(resampled.x_weights.estimate[:, 0], partial.x_weights_[:, 0], atol=1e-9)
 
 
 def test_predictions_with_a_penalty_add_those_of_the_residuals():

@@ -92,6 +92,15 @@ def find(figure, label):
     return np.concatenate([np.column_stack(line.get_data()) for line in lines])
 
 
+def test_the_null_distribution_of_another_statistic_is_not_drawn_beside_correlations(model, views, test):
+    wilks = permutation_test(model, *views, n_permutations=9, statistic="wilks")
+    for each, is_drawn in ((test, True), (wilks, False)):
+        figure = draw_correlations(each)
+        texts = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert any("permuted pairs" in text for text in texts) == is_drawn
+        assert overlapping_texts(figure) == []
+
+
 def test_correlations_and_p_values_are_those_of_the_test(test):
     figure = draw_correlations(test)
     axes = figure.axes[0]

@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from sklearn.base import clone
 from sklearn.datasets import load_linnerud
+from sklearn.decomposition import PCA
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from diptych import AWCCA, InputError
 from diptych.cca import SpectralFilter, regularized_cca
@@ -200,6 +205,72 @@ def test_features_in_very_different_units_are_resampled_alike(rng):
     signs = np.sign(np.sum(result.y_loadings.estimate * expected.y_loadings.estimate, axis=0))
     ends = np.stack([result.x_loadings.low * signs, result.x_loadings.high * signs])
     np.testing.assert_allclose(ends.min(axis=0), expected.x_loadings.low, atol=1e-6)
+
+
+@pytest.mark.parametrize("captions", [1, 2])
+@pytest.mark.parametrize("covariates", [0, 2])
+def test_without_regularisation_invertible_transformers_change_no_variate(captions, covariates):
+    (x, y, pairing), _ = make_pairs(2, n=80, captions=captions, m_x=5, m_y=4)
+    confounds = np.random.default_rng(1).normal(size=(len(x), covariates)) if covariates else None
+    options = {"n_resamples": 40, "covariates": confounds}
+    expected = bootstrap((0, 0), x, y, pairing, **options)
+    result = bootstrap((0, 0), x, y, pairing, preprocess=(PCA(), StandardScaler()), **options)
+    for end in ("estimate", "low", "high"):
+        one, other = (getattr(each.correlations, end) for each in (result, expected))
+        np.testing.assert_allclose(one, other, atol=1e-8)
+    # Components of PCA differ between resamples; weights are of those of all pairs, so these turn them back.
+    used = np.unique(pairing)
+    turn = PCA().fit(x[used]).components_.T
+    signs = np.sign(np.sum(turn @ result.x_weights.estimate * expected.x_weights.estimate, axis=0))
+    np.testing.assert_allclose(
+        turn @ result.x_weights.estimate * signs, expected.x_weights.estimate, atol=1e-8
+    )
+    scale = y.std(axis=0)[:, None]
+    ends = np.stack([result.y_weights.low * signs, result.y_weights.high * signs]) / scale
+    np.testing.assert_allclose(ends.min(axis=0), expected.y_weights.low, atol=1e-8)
+    np.testing.assert_allclose(ends.max(axis=0), expected.y_weights.high, atol=1e-8)
+    ends = np.stack([result.y_loadings.low * signs, result.y_loadings.high * signs])
+    np.testing.assert_allclose(ends.min(axis=0), expected.y_loadings.low, atol=1e-8)
+
+
+def test_transformers_are_fitted_on_the_rows_of_each_resample(rng):
+    x, y = rng.normal(size=(40, 6)) * np.arange(1, 7), rng.normal(size=(40, 5))
+    y[:, 0] += x[:, 0]
+    x[rng.random(size=x.shape) < 0.1] = np.nan
+    steps = make_pipeline(SimpleImputer(), StandardScaler())
+    pairs = prepare_pairs((8.0, 4.0), x, y, None, "search", preprocess=(steps, None))
+    estimate = regularized_cca(pairs.spectra, *pairs.filters, 2)
+    sample = prepare_resamples(pairs, estimate, None, 3)
+    (refit,) = refit_resamples(sample, range(7, 8))
+    rows = np.repeat(np.arange(40), sample.blocks.draw(7).astype(int))
+    own = clone(steps).fit(x[rows])
+    model = AWCCA(params=(8.0, 4.0)).fit(own.transform(x[rows]), y[rows])
+    canonical = model.models_["search"]
+    at = [int(np.argmin(np.abs(canonical.train_correlations - value))) for value in refit.correlations]
+    np.testing.assert_allclose(refit.correlations, canonical.train_correlations[at], atol=1e-9)
+    # Loadings: of the features that all pairs have, on the variates that the resample has.
+    u = (own.transform(x[rows]) - model.x_mean_) @ canonical.x_weights[:, at]
+    result = sample.x.to_features @ refit.x.products / refit.x.lengths[:, None]
+    features = steps.fit(x).transform(x)
+    expected = np.corrcoef(features[rows].T, u.T)[:6, 6:]
+    np.testing.assert_allclose(np.abs(result), np.abs(expected), atol=1e-9)
+
+
+def test_a_resample_may_have_other_features_than_the_pairs(rng):
+    x = rng.normal(size=(40, 8)) * np.arange(1, 9)
+    y = rng.normal(size=(40, 5))
+    hidden = rng.normal(size=(40, 1))
+    x, y = x + 5 * hidden, y + hidden
+    result = bootstrap((9.0, 9.0), x, y, preprocess=PCA(0.8), n_resamples=30, n_components=1)
+    kept = [PCA(0.8).fit(x[rng.integers(40, size=40)]).n_components_ for _ in range(30)]
+    assert len(set(kept)) > 1
+    assert len(result.x_loadings.low) == PCA(0.8).fit(x).n_components_
+    assert np.isfinite(result.x_loadings.low).all()
+    # The sign of a component of PCA is that of all pairs: no interval mixes both.
+    strongest = np.argmax(np.abs(result.x_loadings.estimate[:, 0]))
+    low, high = (getattr(result.x_loadings, end)[strongest, 0] for end in ("low", "high"))
+    assert low * high > 0
+    assert high - low < 0.8
 
 
 def test_components_are_matched_one_to_one_with_signs():

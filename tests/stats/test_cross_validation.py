@@ -36,7 +36,7 @@ def test_folds_are_fits_of_the_others():
     (x, y, pairing), _ = make_pairs(3)
     result = cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=KFold(3), n_components=2)
     described = np.unique(pairing)
-    variates, sizes = [], []
+    variates, sizes, models = [], [], []
     for number, (train, _) in enumerate(KFold(3).split(described)):
         inside = np.isin(pairing, described[train])
         share = inside.mean()
@@ -47,14 +47,72 @@ def test_folds_are_fits_of_the_others():
         v = (y[~inside] - model.y_mean_) @ canonical.y_weights[:, :2]
         expected = [np.corrcoef(u[:, k], v[:, k])[0, 1] for k in range(2)]
         np.testing.assert_allclose(result.folds[number], expected, atol=1e-9)
-        variates.append((u * inside.sum() ** 0.5, v * inside.sum() ** 0.5))
+        weights = np.vstack([canonical.x_weights[:, :2], canonical.y_weights[:, :2]])
+        models.append(weights)
+        signs = np.sign(np.sum(weights * models[0], axis=0))  # features of this strength decide it alike
+        scale = signs * inside.sum() ** 0.5
+        variates.append((u * scale, v * scale))
+        np.testing.assert_allclose(result.held_out_x[~inside], u * scale, atol=1e-9)
+        np.testing.assert_allclose(result.held_out_y[~inside], v * scale, atol=1e-9)
+        np.testing.assert_array_equal(result.fold_of[~inside], number)
         sizes.append(canonical.train_correlations[:2])
     u, v = (np.concatenate(folds) for folds in zip(*variates, strict=True))
     np.testing.assert_allclose(
         result.pooled, [np.corrcoef(u[:, k], v[:, k])[0, 1] for k in range(2)], atol=1e-9
     )
     np.testing.assert_allclose(result.mean, result.folds.mean(axis=0))
+    # Nadeau and Bengio (2003): a test part is half a training part; 4.3027 is the quantile of t from a table.
+    half = 4.302652730 * result.folds.std(axis=0, ddof=1) * (1 / 3 + 1 / 2) ** 0.5
+    np.testing.assert_allclose(result.low, np.maximum(result.mean - half, -1), rtol=1e-2)
+    np.testing.assert_allclose(result.high, np.minimum(result.mean + half, 1), rtol=1e-2)
     np.testing.assert_allclose(result.in_sample, np.mean(sizes, axis=0), atol=1e-9)
+
+
+def test_intervals_contain_the_expected_correlation_more_often_than_independent_folds_say():
+    means, halves, naive = [], [], []
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(2, 60, 8))
+        y[:, 0] += x[:, 0]
+        result = cross_validated_correlations((10.0, 10.0), x, y, n_components=1)
+        assert -1 <= result.low[0] < result.mean[0] < result.high[0] <= 1
+        means.append(result.mean[0])
+        halves.append(result.mean[0] - result.low[0])
+        naive.append(2.776445105 * result.folds[:, 0].std(ddof=1) / 5**0.5)
+    errors = np.abs(np.array(means) - np.mean(means))
+    assert np.mean(errors <= halves) >= 0.8
+    np.testing.assert_allclose(halves, np.array(naive) * (5 * (1 / 5 + 1 / 4)) ** 0.5, rtol=1e-6)
+
+
+def test_signs_of_held_out_variates_agree_between_folds():
+    rng = np.random.default_rng(2)
+    hidden = rng.normal(size=(90, 2)) * [3.0, 1.5]
+    # Features of equal strength and opposite signs: which of them decides the sign of a model is chance.
+    x, y = (hidden @ np.kron(np.eye(2), [[1.0, -1.0]]) + 0.3 * rng.normal(size=(90, 4)) for _ in range(2))
+    result = cross_validated_correlations((1.0, 1.0), x, y, cv=9, n_components=2)
+    for variates in (result.held_out_x, result.held_out_y):
+        for k in range(2):
+            by_fold = [
+                np.corrcoef(variates[result.fold_of == fold, k], hidden[result.fold_of == fold, k])[0, 1]
+                for fold in range(9)
+            ]
+            assert abs(np.sum(np.sign(by_fold))) == 9
+    np.testing.assert_allclose(
+        result.pooled, [np.corrcoef(result.held_out_x[:, k], result.held_out_y[:, k])[0, 1] for k in range(2)]
+    )
+
+
+def test_a_pair_that_no_fold_holds_out_has_no_variates(rng):
+    x, y = rng.normal(size=(2, 30, 3))
+    splits = [
+        (np.arange(10, 30), np.arange(5)),
+        (np.arange(10, 30), np.arange(3, 8)),
+        (range(15), range(15, 20)),
+    ]
+    result = cross_validated_correlations((1.0, 1.0), x, y, cv=splits)
+    assert result.fold_of.tolist() == [0] * 5 + [1] * 3 + [-1] * 7 + [2] * 5 + [-1] * 10
+    np.testing.assert_array_equal(np.isnan(result.held_out_x[:, 0]), result.fold_of < 0)
+    np.testing.assert_array_equal(np.isnan(result.held_out_y), np.isnan(result.held_out_x))
 
 
 def test_blocks_and_rows_of_y_with_their_row_of_x_stay_in_one_fold():
@@ -98,6 +156,7 @@ def test_splitters_of_scikit_learn():
     one = cross_validated_correlations((20.0, 10.0), x, y, pairing, cv=LeaveOneOut(), n_components=1)
     images = len(np.unique(pairing))
     assert np.isnan(one.folds[0]).all()
+    assert np.isnan([one.mean, one.low, one.high]).all()
     assert 0.3 < one.pooled[0] <= 1.0
     assert str(one).splitlines()[1:] == [
         "component  in-sample  pooled",
@@ -179,5 +238,5 @@ def test_a_printed_table_and_a_data_frame_show_the_same(rng):
         f"{result.mean[0]:.4f}",
     ]
     frame = result.to_frame()
-    assert list(frame.columns) == ["in_sample", "mean", "pooled", "fold_1", "fold_2", "fold_3"]
+    assert list(frame.columns) == ["in_sample", "mean", "low", "high", "pooled", "fold_1", "fold_2", "fold_3"]
     assert frame.loc[2, "fold_3"] == result.folds[2, 1]

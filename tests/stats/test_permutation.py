@@ -14,7 +14,7 @@ from diptych import AWCCA, InputError
 from diptych._checks import DataWarning
 from diptych.cca import SpectralFilter
 from diptych.stats import _chains, classical_tests, permutation_test
-from diptych.stats._chains import Remainder, draw_largest, standard_error
+from diptych.stats._chains import Remainder, draw_statistics, standard_error
 from diptych.stats._pairs import ExchangeBlocks, prepare_pairs
 from diptych.stats._permutation import METHODS, _remove, _whiten_pairs
 from engines import InTree
@@ -125,7 +125,7 @@ def test_chains_draw_permutations_with_their_weights(blocks, p_corrected, power)
     np.testing.assert_allclose(steps, steps[0], atol=1e-9)
     weights = np.exp(logs - logs.max())
     assert np.min(weights) < 0.5 * np.max(weights)
-    sample = np.concatenate(draw_largest(remainder, 8000, [0, 1]))
+    sample = np.concatenate(draw_statistics(remainder, 8000, [0, 1]))
     assert len(sample) == 8000
     for cut in np.quantile(values, [0.2, 0.5, 0.8]):
         exact = np.sum(weights[values > cut]) / np.sum(weights)
@@ -306,7 +306,7 @@ def test_the_second_p_value_is_uniform_if_only_the_first_component_is_real():
 @pytest.mark.parametrize("n_permutations", [1, 2, 3, 5, 80, 317])
 def test_chains_have_as_many_permutations_as_asked_for(n_permutations):
     rotated, sigma = rotate(GAMMA, *unrelated(0))
-    chains = draw_largest(_remove(rotated, sigma, np.ones(1)), n_permutations, [0, 1])
+    chains = draw_statistics(_remove(rotated, sigma, np.ones(1)), n_permutations, [0, 1])
     sizes = [len(values) for values in chains]
     assert sum(sizes) == n_permutations
     assert max(sizes) <= 80
@@ -338,6 +338,54 @@ def test_standard_errors_are_the_deviations_between_seeds():
     independent = np.sqrt(np.mean([test.p_values * (1 - test.p_values) for test in tests], axis=0) / 160)
     np.testing.assert_allclose(errors[0], independent[0], rtol=0.02)
     assert np.all(errors[1:] > 1.2 * independent[1:])
+
+
+def test_wilks_is_that_of_statsmodels():
+    cancorr = pytest.importorskip("statsmodels.multivariate.cancorr")
+    x, y = unrelated(1, 60, (5, 4), 1.0)
+    test = permutation_test((0, 0), x, y, n_permutations=99, statistic="wilks")
+    expected = cancorr.CanCorr(y, x).corr_test().stats["Wilks' lambda"].to_numpy(dtype=float)
+    np.testing.assert_allclose(np.exp(-test.observed), expected, rtol=1e-9)
+    # Permuted views are two views, whose statistic is known too.
+    orders = [
+        ExchangeBlocks(np.zeros(60, dtype=int)).permute(np.random.default_rng([0, 0, 1 + at]))
+        for at in (0, 1)
+    ]
+    for value, order in zip(test.null[:2, 0], orders, strict=True):
+        permuted = cancorr.CanCorr(y, x[order]).corr_test().stats["Wilks' lambda"].iloc[0]
+        assert np.exp(-value) == pytest.approx(permuted, rel=1e-9)
+    assert "−Σ log(1 − r²)" in str(test).splitlines()[1]
+    np.testing.assert_array_equal(test.to_frame()["statistic"], test.observed)
+    assert "all later ones (Wilks' Λ) as statistic" in test.describe()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_wilks_of_the_last_component_is_a_function_of_its_correlation(method):
+    x, y = unrelated(1, 40, (5, 3))
+    options = {"n_permutations": 99, "method": method, "random_state": 1}
+    roy, wilks = (permutation_test((2.0, 3.0), x, y, **options, statistic=name) for name in ("roy", "wilks"))
+    np.testing.assert_allclose(wilks.observed[2], -np.log(1 - roy.observed[2] ** 2))
+    np.testing.assert_array_equal(wilks.correlations, roy.correlations)
+    np.testing.assert_array_equal(roy.observed, roy.correlations)
+    if method == "stepwise":
+        np.testing.assert_allclose(wilks.null[:, 2], -np.log(1 - roy.null[:, 2] ** 2))
+
+
+def test_wilks_finds_several_weak_components_more_often_and_nothing_else():
+    found, values = {"roy": 0, "wilks": 0}, []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        hidden, x, y = rng.normal(size=(80, 6)), rng.normal(size=(80, 12)), rng.normal(size=(80, 10))
+        options = {"n_permutations": 79, "random_state": seed}
+        values.append(permutation_test(GAMMA, x, y, **options, n_components=2, statistic="wilks").p_values)
+        x[:, :6] += 0.7 * hidden
+        y[:, :6] += 0.7 * hidden
+        for statistic in found:
+            test = permutation_test((0, 0), x, y, **options, n_components=1, statistic=statistic)
+            found[statistic] += int(test.p_values[0] <= 0.05)
+    assert found["wilks"] >= found["roy"] + 10
+    for k in range(2):
+        assert kstest(np.array(values)[:, k], "uniform").pvalue > 0.01
 
 
 def test_stepwise_permutations_are_those_of_winkler():
@@ -432,6 +480,7 @@ def test_tables_show_every_component():
         ({"blocks": ["a", float("nan"), *"cab" * 6]}, "blocks has no label for 1 row of X"),
         ({"blocks": ["a", 2, *"cab" * 6]}, "blocks has labels of different types (int and str)"),
         ({"task": "find"}, "task='find'"),
+        ({"statistic": "pillai"}, "statistic='pillai' is unknown; choose one of 'roy', 'wilks'"),
         ({"method": "plain"}, "method='plain' is unknown; choose one of 'conditional', 'stepwise'"),
     ],
 )

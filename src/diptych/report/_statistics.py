@@ -54,7 +54,8 @@ def draw_correlations(
     """Draw canonical correlations beside those of permuted pairs; write the figure if a file is named.
 
     The left panel is the test: the regularised correlation of each component, its corrected p-value, and
-    the median and the 5th to 95th percentile of what permuted pairs have. With ``bootstrap`` or
+    the median and the 5th to 95th percentile of what permuted pairs have (not of ``statistic="wilks"``, which
+    is no correlation). With ``bootstrap`` or
     ``cross_validated`` a right panel has the correlations of the canonical variates, corrected by
     the bootstrap with their interval, and over held-out pairs: every fold, and the mean.
 
@@ -118,11 +119,12 @@ def _draw_test(axes: Any, test: PermutationTest) -> list[Any]:
             style = {"markerfacecolor": fill, "markersize": 6.0 if len(sigma) <= 25 else 3.0}
             label = f"observed, corrected p {sign} {LEVEL}"
             artists += axes.plot(places[mask], sigma[mask], "o", color="black", label=label, **style)
-    low, middle, high = np.quantile(null, (0.05, 0.5, 0.95), axis=0)
-    band = {"color": "0.85", "edgecolor": "0.6", "linewidth": 0.6, "label": "permuted pairs, 5% to 95%"}
-    artists.append(axes.bar(places, high - low, bottom=low, width=0.8, zorder=1, **band))
-    line = {"color": "0.45", "linewidth": 1.2, "label": "permuted pairs, median"}
-    artists.append(axes.hlines(middle, places - 0.4, places + 0.4, zorder=1, **line))
+    if test.statistic == "roy":  # the null distribution is then of correlations
+        low, middle, high = np.quantile(null, (0.05, 0.5, 0.95), axis=0)
+        band = {"color": "0.85", "edgecolor": "0.6", "linewidth": 0.6, "label": "permuted pairs, 5% to 95%"}
+        artists.append(axes.bar(places, high - low, bottom=low, width=0.8, zorder=1, **band))
+        line = {"color": "0.45", "linewidth": 1.2, "label": "permuted pairs, median"}
+        artists.append(axes.hlines(middle, places - 0.4, places + 0.4, zorder=1, **line))
     labels = [f"{p:.3f}" if p >= 0.0005 else f"{p:.0e}" for p in p_values]
     width, room = max(text_width(label, TEXT_SIZE - 1) for label in labels), PANEL / (len(sigma) + 0.2)
     title, above = "test of the regularised correlation", 0.0

@@ -123,6 +123,7 @@ def bootstrap(
     y: Any,
     pairing: Any = None,
     *,
+    preprocess: Any = None,
     covariates: Any = None,
     n_resamples: int = 1000,
     confidence: float = 0.95,
@@ -153,6 +154,13 @@ def bootstrap(
         A fitted ``CCA``, ``PLS`` or ``AWCCA``, or ``(γ_x, γ_y)`` as ``AWCCA(params=…)`` takes them.
     X, y, pairing
         The pairs, as in ``AWCCA.fit``; usually those that the model was fitted on.
+    preprocess
+        A transformer of scikit-learn for both views, such as ``StandardScaler()`` or a pipeline that starts
+        with an imputer, or a pair ``(for_x, for_y)``, with None for a view that stays as it is. A copy is
+        fitted on each resample. Weights and loadings are of the features as transformed over all pairs: the
+        weights of a resample are those that give its variates by least squares. So there are intervals also
+        with ``PCA``, whose components differ between resamples. A fitted model is one of the transformed
+        views.
     covariates
         What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. They are
         regressed out of both views in each resample, as in the estimate, so that correlations and loadings
@@ -218,7 +226,7 @@ def bootstrap(
     if not 0.0 < confidence < 1.0:
         raise InputError(f"confidence={confidence} is not between 0 and 1; give for example 0.95.")
     with one_blas_thread(), progress_bar("bootstrap", verbose):
-        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates)
+        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates, preprocess=preprocess)
         n_components = count_components(n_components, check_components(pairs.spectra, *pairs.filters, None))
         _check_memory(pairs.spectra, n_resamples, n_components)
         estimate = regularized_cca(pairs.spectra, *pairs.filters, n_components)

@@ -1,10 +1,11 @@
-"""The largest correlation under permutations, which are drawn in chains where they are not equally likely."""
+"""The statistic of a test under permutations, which are drawn in chains where they are not equally likely."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from array_api_compat import is_numpy_array
@@ -12,6 +13,9 @@ from array_api_compat import is_numpy_array
 from diptych._arrays import Array, Floats, move_like, namespace, to_numpy
 from diptych.cca import Engine
 from diptych.stats._pairs import ExchangeBlocks, Ints, run_pieces
+
+Statistic: TypeAlias = Literal["roy", "wilks"]
+STATISTICS: tuple[Statistic, ...] = ("roy", "wilks")
 
 LEAD = 40
 """Steps of a chain until its permutations count. All chains of a component start from one permutation."""
@@ -23,7 +27,7 @@ MIN_CHAINS = 4
 """Chains of a component, whose means differ by the Monte Carlo error."""
 
 TIE = 1e-8
-"""Correlations are equal if they differ by no more than this share: a tie counts as at least as large."""
+"""Statistics are equal if they differ by no more than this share: a tie counts as at least as large."""
 
 _SMALL = 64  # size of a matrix up to which all eigenvalues take no longer than the largest
 _ENTRIES_AT_ONCE = 2**18  # of permuted rows and their products, on a CPU
@@ -46,21 +50,30 @@ class Remainder:
     fixed: Array | None = None
     removed: Floats | None = None
     powers: Floats | None = None
+    statistic: Statistic = "roy"
 
     def evaluate(self, orders: Ints) -> tuple[Floats, Floats]:
-        """Return the largest correlation and the log weight for each permutation of the rows of ``a``."""
-        if self.removed is None:
+        """Return the statistic and the log weight for each permutation of the rows of ``a``."""
+        if self.needs_largest:
             return np.sqrt(largest_squares(self.a, self.b, orders)), np.zeros(len(orders))
         squares = all_squares(self.a, self.b, self.fixed, orders)
+        values = np.sqrt(squares[:, -1]) if self.statistic == "roy" else log_wilks(squares).sum(axis=1)
+        if self.removed is None:
+            return values, np.zeros(len(orders))
         shares = 1.0 - squares[:, :, None] / self.removed
         possible = squares[:, -1] < self.removed[-1]
         logs = np.log(np.where(possible[:, None, None], shares, 1.0)).sum(axis=1) @ self.powers
-        return np.sqrt(squares[:, -1]), np.where(possible, logs, -np.inf)
+        return values, np.where(possible, logs, -np.inf)
+
+    @property
+    def needs_largest(self) -> bool:
+        """Whether the largest correlation is enough, without the others."""
+        return self.removed is None and self.statistic == "roy"
 
     def walk(
         self, state: ChainState, lengths: list[int], steps: Iterable[int], rngs: list[np.random.Generator]
     ) -> list[Floats]:
-        """Return the correlations along one chain for each row of ``state``, and leave it at their ends.
+        """Return the statistics along one chain for each row of ``state``, and leave it at their ends.
 
         ``steps`` are the numbers of the steps, from the start of a chain; towards the start they descend.
         """
@@ -79,7 +92,7 @@ class Remainder:
 
 @dataclass(eq=False)
 class ChainState:
-    """Where chains are: permutations with their largest correlations and log weights."""
+    """Where chains are: permutations with their statistics and log weights."""
 
     orders: Ints
     values: Floats
@@ -104,7 +117,7 @@ class _Chains:
     start: ChainState | None = None
 
 
-def draw_largest(
+def draw_statistics(
     remainder: Remainder,
     n_permutations: int,
     seed: list[int],
@@ -112,7 +125,7 @@ def draw_largest(
     device: str | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Floats]:
-    """Return the largest correlations of what remains, under permutations with their weights, by chain.
+    """Return the statistics of what remains, under permutations with their weights, by chain.
 
     Permutations of equal weight are drawn one by one, each a chain of its own.
     """
@@ -122,16 +135,16 @@ def draw_largest(
     else:
         start, passed, lengths = _start_chains(remainder, n_permutations, np.random.default_rng([*seed, 0]))
         chains = _Chains(remainder, seed, lengths, start)
-    at_once = count_at_once(remainder.a, remainder.b, largest=remainder.removed is None)
+    at_once = count_at_once(remainder.a, remainder.b, largest=remainder.needs_largest)
     size = len(chains.lengths)
     return passed + run_pieces(_walk_chains, chains, size, at_once, remainder.a, engine, device, progress)
 
 
 def standard_error(chains: list[Floats], least: float) -> float:
-    r"""Return the Monte Carlo standard error of the p-value of a correlation of ``least``.
+    r"""Return the Monte Carlo standard error of the p-value of a statistic of ``least``.
 
     Chains that start from one permutation and have forgotten it are independent: with :math:`m_c` the share
-    of correlations of at least this in chain c of C, which has the share :math:`w_c` of all permutations, and
+    of statistics of at least this in chain c of C, which has the share :math:`w_c` of all permutations, and
     m that in all, the variance is :math:`\frac{C}{C-1}\sum_c w_c^2 (m_c - m)^2`. It is no less than that of
     independent permutations, :math:`p(1-p)/N`.
     """
@@ -176,6 +189,16 @@ def _walk_chains(chains: _Chains, numbers: range) -> list[Floats]:
     lengths = [LEAD + chains.lengths[number] for number in numbers]
     passed = remainder.walk(chains.start.repeat(len(rngs)), lengths, range(max(lengths)), rngs)
     return [values[LEAD:] for values in passed]
+
+
+def log_wilks(squares: Floats) -> Floats:
+    """Return −log(1 − r²) of squared correlations r², whose sum is −log Λ (Wilks); finite also for 1.
+
+    >>> log_wilks(np.array([0.0, 0.5])).round(3)
+    array([0.   , 0.693])
+    """
+    terms: Floats = -np.log1p(-np.clip(squares, 0.0, 1.0 - np.finfo(np.float64).eps))
+    return np.maximum(terms, 0.0)
 
 
 def is_large(a: Array, b: Array) -> bool:

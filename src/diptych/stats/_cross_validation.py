@@ -18,7 +18,6 @@ from diptych._checks import (
     check_task,
     count,
     order_rows,
-    second_view,
 )
 from diptych._progress import progress_bar
 from diptych.cca import AWCCA, Engine
@@ -26,6 +25,7 @@ from diptych.cca._covariates import Sides, check_covariates, take_rows
 from diptych.cca._settings import params_by_task, plain_pair, scale_params
 from diptych.cca.selection._grids import PairRows, select_rows
 from diptych.stats._pairs import (
+    COMPONENTS,
     Ints,
     block_codes,
     check_given,
@@ -34,9 +34,13 @@ from diptych.stats._pairs import (
     is_pair,
 )
 from diptych.stats._tables import component_frame, format_components
+from diptych.stats._transformers import read_views
 
 FEWEST = 3
 """Rows of X of a fold that has a correlation: that of two pairs is 1 or −1 whatever they are."""
+
+CONFIDENCE = 0.95
+"""Of the interval of each mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,32 +57,48 @@ class CrossValidatedCorrelations:
     mean
         Mean over the folds of three rows of X or more, one per component; NaN if there are none, as with
         ``LeaveOneOut``, where ``pooled`` is what to read.
+    low, high
+        Limits of the 95 % interval of each mean; NaN for fewer than two such folds. It is that of Student's t
+        over folds, widened because their training pairs overlap (Nadeau and Bengio, 2003): see Notes of
+        ``cross_validated_correlations``.
     pooled
         Correlations of the held-out variates of all folds together.
     in_sample
         Mean over folds of the correlations over the training pairs: the difference is overfitting.
+    held_out_x, held_out_y
+        Canonical variates of each pair by the model that has not seen it, pairs × components, in the order of
+        the pairs; NaN for a pair that no fold holds out. The sign of a component is that of the first fold.
+    fold_of
+        The fold that holds each pair out, a row of ``folds``, the first of several; −1 if none does.
     """
 
     folds: Floats
     mean: Floats
+    low: Floats
+    high: Floats
     pooled: Floats
     in_sample: Floats
+    held_out_x: Floats
+    held_out_y: Floats
+    fold_of: Ints
 
     def __str__(self) -> str:
         large = self._large_folds()
-        columns = {"in-sample": self.in_sample, "held-out mean": self.mean, "pooled": self.pooled}
+        columns = {"in-sample": self.in_sample}
         note, small = "", len(self.folds) - len(large)
         if small:
             verbs = ("has", "it counts") if small == 1 else ("have", "they count")
             note = (
                 f"\n{count(small, 'fold')} {verbs[0]} fewer than three rows of X: {verbs[1]} in pooled only."
             )
+        title = f"Cross-validated correlations, {len(self.folds)} folds"
         if len(large):
-            columns |= {"lowest": np.min(large, axis=0), "highest": np.max(large, axis=0)}
-        else:
-            del columns["held-out mean"]
-        table = format_components(columns)
-        return f"Cross-validated correlations, {len(self.folds)} folds\n{table}{note}"
+            columns["held-out mean"] = self.mean
+        if len(large) > 1:
+            columns |= {"low": self.low, "high": self.high}
+            title += f", intervals of {100 * CONFIDENCE:g} %"
+        columns["pooled"] = self.pooled
+        return f"{title}\n{format_components(columns)}{note}"
 
     def _large_folds(self) -> Floats:
         return self.folds[~np.isnan(self.folds).all(axis=1)]
@@ -87,7 +107,14 @@ class CrossValidatedCorrelations:
         """Return a pandas DataFrame with a row for each component."""
         folds = {f"fold_{number}": fold for number, fold in enumerate(self.folds, 1)}
         return component_frame(
-            {"in_sample": self.in_sample, "mean": self.mean, "pooled": self.pooled, **folds}
+            {
+                "in_sample": self.in_sample,
+                "mean": self.mean,
+                "low": self.low,
+                "high": self.high,
+                "pooled": self.pooled,
+                **folds,
+            }
         )
 
 
@@ -97,6 +124,7 @@ def cross_validated_correlations(
     y: Any,
     pairing: Any = None,
     *,
+    preprocess: Any = None,
     covariates: Any = None,
     cv: Any = 5,
     random_state: int | None = 0,
@@ -107,7 +135,7 @@ def cross_validated_correlations(
     device: str | None = None,
     verbose: bool | None = None,
 ) -> CrossValidatedCorrelations:
-    """Return the correlations of canonical variates over pairs that the model has not seen.
+    r"""Return the correlations of canonical variates over pairs that the model has not seen.
 
     For each fold a copy of the model is fitted on the other folds, with its own selection of the
     regularisation there (nested), and its variates are correlated over the held-out pairs. On unrelated views
@@ -122,6 +150,10 @@ def cross_validated_correlations(
         is given in ``params`` is scaled to the number of pairs of a fold.
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. Rows of Y stay with their row of X.
+    preprocess
+        A transformer of scikit-learn for both views, such as ``StandardScaler()`` or a pipeline that starts
+        with an imputer, or a pair ``(for_x, for_y)``, with None for a view that stays as it is. A
+        copy is fitted on the training pairs of each fold, before anything else.
     covariates
         What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. In each
         fold both views are regressed on them over the training pairs, and these regressions are applied to
@@ -142,9 +174,21 @@ def cross_validated_correlations(
     engine, device, verbose
         As in ``AWCCA``.
 
+    Notes
+    -----
+    Folds share training pairs, so their correlations :math:`r_1, …, r_K` are not independent, and their mean
+    varies more than :math:`s^2/K`, where s is their standard deviation. Its interval is
+
+    .. math:: \bar r \pm t_{K-1}\, s \sqrt{\frac{1}{K} + \frac{n_\mathrm{test}}{n_\mathrm{train}}}
+
+    with the quantile of Student's t and the rows of X of both parts, averaged over folds (Nadeau and Bengio,
+    2003), cut at −1 and 1. It is an interval for models of so many training pairs, and no test: that is
+    ``permutation_test``. It is approximate, and somewhat short where folds have few pairs.
+
     References
     ----------
-    Varma and Simon (2006), "Bias in error estimation when using cross-validation for model selection".
+    Nadeau and Bengio (2003), "Inference for the generalization error", Machine Learning 52. Varma and Simon
+    (2006), "Bias in error estimation when using cross-validation for model selection", BMC Bioinformatics 7.
 
     Examples
     --------
@@ -157,38 +201,81 @@ def cross_validated_correlations(
     """
     estimator = _make_estimator(model, verbose, covariates)
     task = check_task(task)
-    x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
-    sides = check_covariates(covariates, X, int(x.shape[0]))
+    views, pairing = read_views(X, y, pairing, preprocess)
+    n_x, n_pairs = int(views.x.shape[0]), len(pairing)
+    sides = check_covariates(covariates, X, n_x)
     blocks = order_rows(blocks, X, "blocks", "X")
     if n_components is not None:
         check_count(n_components, "n_components")
-    variates_x, variates_y, in_sample, sizes = [], [], [], []
+    most = n_components or COMPONENTS
+    held_out: list[Floats] = []
+    pairs, in_sample, sizes, first = [], [], [], None
     with progress_bar("cross-validating", verbose) as progress:
-        splits = list(_split(cv, pairing, int(x.shape[0]), blocks, random_state))
+        splits = list(_split(cv, pairing, n_x, blocks, random_state))
         for number, (train, test) in enumerate(splits):
+            x, y, _ = check_pair_of_views(*views.fit(train.x, train.y), pairing)
             fold = _fit_fold(estimator, x, y, train, sides, engine, device)
-            canonical = fold.models_[task]
-            z_x, z_y = (None, None) if sides is None else take_rows(sides, test.x)
-            z_y = None if z_y is None else z_y[to_numpy(test.pairing)]
-            u = fold.project(x[test.x, :], "x", canonical.x_weights, covariates=z_x)
-            v = fold.project(y[test.y, :], "y", canonical.y_weights, covariates=z_y)
-            scale = fold.spectra_.count**0.5  # variates of folds of any size have the same scale
-            variates_x.append(to_numpy(u)[to_numpy(test.pairing)] * scale)
-            variates_y.append(to_numpy(v) * scale)
-            in_sample.append(to_numpy(canonical.train_correlations))
-            sizes.append(int(u.shape[0]))
+            seen, unseen = (_compute_variates(fold, task, x, y, rows, sides, most) for rows in (train, test))
+            pairs.append(to_numpy(test.y))
+            variates = np.full((2, n_pairs, seen.shape[2]), np.nan)
+            variates[:, to_numpy(train.y)], variates[:, pairs[-1]] = seen, unseen
+            first = variates if first is None else first
+            # A component's sign is arbitrary: it is made that of the first fold, over all pairs of both.
+            k = min(first.shape[2], seen.shape[2])
+            signs = np.where(np.nansum(variates[..., :k] * first[..., :k], axis=(0, 1)) < 0, -1.0, 1.0)
+            held_out.append(unseen[..., :k] * signs)
+            in_sample.append(to_numpy(fold.models_[task].train_correlations))
+            sizes.append((len(train.x), len(test.x)))
             progress((number + 1) / len(splits))
     kept = count_components(n_components, min(map(len, in_sample)))
-    variates_x, variates_y = ([u[:, :kept] for u in views] for views in (variates_x, variates_y))
-    folds = np.stack([_correlate_columns(u, v) for u, v in zip(variates_x, variates_y, strict=True)])
-    folds[np.asarray(sizes) < FEWEST] = np.nan
-    large = folds[np.asarray(sizes) >= FEWEST]
+    held_out = [variates[..., :kept] for variates in held_out]
+    folds = np.stack([_correlate_columns(u, v) for u, v in held_out])
+    is_large = np.array([n_test for _, n_test in sizes]) >= FEWEST
+    folds[~is_large] = np.nan
+    mean, half = _average(folds[is_large], np.array(sizes)[is_large])
+    fold_of, by_pair = np.full(n_pairs, -1), np.full((2, n_pairs, kept), np.nan)
+    for number in reversed(range(len(splits))):  # of several folds, the first is kept
+        fold_of[pairs[number]], by_pair[:, pairs[number]] = number, held_out[number]
     return CrossValidatedCorrelations(
         folds,
-        np.mean(large, axis=0) if len(large) else np.full(kept, np.nan),
-        _correlate_columns(np.concatenate(variates_x), np.concatenate(variates_y)),
+        mean,
+        np.maximum(mean - half, -1.0),
+        np.minimum(mean + half, 1.0),
+        _correlate_columns(*np.concatenate(held_out, axis=1)),
         np.mean([correlations[:kept] for correlations in in_sample], axis=0),
+        by_pair[0],
+        by_pair[1],
+        fold_of,
     )
+
+
+def _compute_variates(
+    fold: AWCCA, task: Task, x: Array, y: Array, rows: PairRows, covariates: Sides | None, most: int
+) -> Floats:
+    """Return the first variates of both views for each pair of ``rows``, at the same scale for all folds."""
+    canonical, scale = fold.models_[task], fold.spectra_.count**0.5
+    owners = to_numpy(rows.pairing)
+    z_x, z_y = (None, None) if covariates is None else take_rows(covariates, rows.x)
+    z_y = None if z_y is None else z_y[owners]
+    u = fold.project(x[rows.x, :], "x", canonical.x_weights[:, :most], covariates=z_x)
+    v = fold.project(y[rows.y, :], "y", canonical.y_weights[:, :most], covariates=z_y)
+    variates: Floats = np.stack([to_numpy(u)[owners], to_numpy(v)]) * scale
+    return variates
+
+
+def _average(folds: Floats, sizes: Ints) -> tuple[Floats, Floats]:
+    """Return the mean over folds and half the length of its interval, NaN where there are too few.
+
+    ``sizes`` are the rows of the training part and of the part that is held out, of each fold.
+    """
+    from scipy.stats import t
+
+    n_folds = len(folds)
+    nothing = np.full(folds.shape[1], np.nan)
+    if n_folds < 2:
+        return (folds[0] if n_folds else nothing), nothing
+    spread = np.std(folds, axis=0, ddof=1) * (1 / n_folds + np.mean(sizes[:, 1] / sizes[:, 0])) ** 0.5
+    return np.mean(folds, axis=0), t.ppf((1 + CONFIDENCE) / 2, n_folds - 1) * spread
 
 
 def _make_estimator(model: Any, verbose: bool | None, covariates: Any) -> AWCCA:

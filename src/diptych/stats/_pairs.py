@@ -34,6 +34,7 @@ from diptych.cca._covariates import check_covariates, regress_out, subtract_bloc
 from diptych.cca._filters import Filters, make_filters, scale_filter
 from diptych.cca._settings import params_by_task
 from diptych.cca._sklearn import find_names, order_pairs
+from diptych.stats._transformers import TransformedViews, read_views
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Result = TypeVar("Result")
@@ -49,7 +50,7 @@ class PreparedPairs:
 
     With covariates, views are what these leave, and ``scores`` are the orthonormal combinations of those of X
     and of Y, a row for each row of X; see ``CovariateBasis``. With blocks, the views have lost their means in
-    each.
+    each. ``views`` are those that were transformed before they were normalised, if any were.
     """
 
     x: Array
@@ -61,6 +62,8 @@ class PreparedPairs:
     names_y: list[str] | None
     scores: tuple[Floats, Floats]
     n_blocks: int = 1
+    views: TransformedViews | None = None
+    normalization: tuple[str, str] = ("none", "none")
 
     @property
     def n_covariates(self) -> tuple[int, int]:
@@ -99,18 +102,29 @@ def prepare_pairs(
     device: str | None = None,
     covariates: Any = None,
     blocks: Any = None,
+    preprocess: Any = None,
 ) -> PreparedPairs:
     """Return the pairs, normalised as those of ``model`` and on ``device``, with its filters of a task.
 
+    With ``preprocess``, transformers are first fitted on the rows of each view that have pairs.
     ``model`` is a fitted ``AWCCA`` or a pair ``(γ_x, γ_y)``. γ is in units of a sum over pairs, so the γ of a
     model that was fitted on another number of pairs is scaled. Covariates, or the
     means of blocks, are regressed out of the normalised views.
     """
     task = check_task(task)
+    labelled, views = X, None
+    if preprocess is not None:
+        views, pairing = read_views(X, y, pairing, preprocess)
+        X, y = views.fit(np.unique(to_numpy(pairing)), np.arange(len(pairing)))
     if isinstance(model, AWCCA):
         check_is_fitted(model)
         check_unweighted(model)
         check_given(model, covariates)
+        if model.scale and preprocess is not None:
+            raise InputError(
+                "the model divides columns by the scales of what it was fitted on (scale=True), and "
+                "preprocess changes these; give one with scale=False, or (γ_x, γ_y)."
+            )
         X, y = order_pairs(vars(model), X, y)
     elif not is_pair(model):
         raise InputError(
@@ -118,13 +132,13 @@ def prepare_pairs(
         )
     names_x, names_y = name_features(model, find_names(X, y))
     x, y, pairing = check_pair_of_views(X, second_view(y), pairing)
-    sides = check_covariates(covariates, X, int(x.shape[0]))
+    sides = check_covariates(covariates, labelled, int(x.shape[0]))
     if device is not None:
         x, y, pairing = (copy_to_device(array, device) for array in (x, y, pairing))
     none: Floats = np.empty((int(x.shape[0]), 0))
     scores = none, none
-    if isinstance(model, AWCCA):
-        x, y = normalize(x, model.normalize[0]), normalize(y, model.normalize[1])
+    how = model.normalize if isinstance(model, AWCCA) else ("none", "none")
+    x, y = normalize(x, how[0]), normalize(y, how[1])
     if sides is not None:
         regressions, (x, y) = regress_out(x, y, pairing, sides)
         scores = regressions.scores(sides)
@@ -140,7 +154,7 @@ def prepare_pairs(
     if not isinstance(model, AWCCA):
         of_pairs = spectra(x, y, pairing)
         filters = make_filters("tikhonov", params_by_task(model)[task], of_pairs.s_x, of_pairs.s_y)
-        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores, n_blocks)
+        return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores, n_blocks, views, how)
     for view, name, mean in ((x, "X", model.x_mean_), (y, "Y", model.y_mean_)):
         if view.shape[1] != mean.shape[0]:
             raise InputError(
@@ -152,7 +166,7 @@ def prepare_pairs(
     factor = 1.0 if fitted_on is None else of_pairs.count / fitted_on.count
     filter_x, filter_y = model.models_.filters[task]
     filters = scale_filter(filter_x, factor), scale_filter(filter_y, factor)
-    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores, n_blocks)
+    return PreparedPairs(x, y, pairing, of_pairs, filters, names_x, names_y, scores, n_blocks, views, how)
 
 
 def is_pair(model: Any) -> bool:

@@ -26,7 +26,15 @@ from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
 from diptych.cca._filters import AnyFilter, Filters, Isotropic, Tikhonov
-from diptych.stats._chains import TIE, Remainder, draw_largest, standard_error
+from diptych.stats._chains import (
+    STATISTICS,
+    TIE,
+    Remainder,
+    Statistic,
+    draw_statistics,
+    log_wilks,
+    standard_error,
+)
 from diptych.stats._pairs import (
     EXCHANGES,
     Exchange,
@@ -67,9 +75,12 @@ class PermutationTest:
     p_corrected
         The largest p-value up to each component: take the components in order up to the first one above α.
         What is then guaranteed, and what is not, is in the notes of ``permutation_test``.
+    observed
+        The statistic of each component: its correlation, or with ``statistic="wilks"`` −Σ log(1 − r²) over
+        its correlation r and all later ones.
     null
-        Permutations × components: the largest correlation of what remains, under permutation.
-    n_permutations, random_state, method
+        Permutations × components: the statistic of what remains, under permutation.
+    n_permutations, random_state, method, statistic
         As given.
     n_covariates
         Numbers of covariates of X and of Y that are neither constant nor combinations of others.
@@ -87,10 +98,12 @@ class PermutationTest:
     p_values: Floats
     standard_errors: Floats
     p_corrected: Floats
+    observed: Floats
     null: Floats
     n_permutations: int
     random_state: int | None
     method: Method
+    statistic: Statistic
     n_covariates: tuple[int, int]
     n_pairs: int
     n_features: tuple[int, int]
@@ -102,6 +115,7 @@ class PermutationTest:
         columns = self._columns()
         cells: dict[str, Iterable[Any]] = {
             self._measure: self.correlations,
+            **({} if self.statistic == "roy" else {"−Σ log(1 − r²)": self.observed}),
             "null mean": columns["null_mean"],
             "null 95 %": columns["null_95"],
             "p": map(format_p, self.p_values),
@@ -148,12 +162,12 @@ class PermutationTest:
         noun = {"rows": "pairs", "shift": "pairs by circular shifts", "blocks": "whole blocks of pairs"}
         sentences.append(
             f"The correlations were tested by {count(self.n_permutations, 'permutation')} of the "
-            f"{noun[self.exchange]}{within}, with the largest correlation (Roy's root) as statistic."
+            f"{noun[self.exchange]}{within}, with {_STATISTICS[self.statistic]} as statistic."
         )
         if len(self.p_values) > 1:
             sentences.append(_DESCRIPTIONS[self.method])
         sentences.append(
-            "The p-value is the share of permutations, the observed one included, whose correlation is at "
+            "The p-value is the share of permutations, the observed one included, whose statistic is at "
             "least as large; the corrected p-value of a component is the largest up to it."
         )
         n_found = int(np.count_nonzero(self.p_corrected <= alpha))
@@ -185,6 +199,7 @@ class PermutationTest:
     def _columns(self) -> dict[str, Floats]:
         return {
             self._measure: self.correlations,
+            **({} if self.statistic == "roy" else {"statistic": self.observed}),
             "null_mean": self.null.mean(axis=0),
             "null_95": np.quantile(self.null, 0.95, axis=0),
             "p_value": self.p_values,
@@ -192,6 +207,11 @@ class PermutationTest:
             "p_corrected": self.p_corrected,
         }
 
+
+_STATISTICS = {
+    "roy": "the largest correlation (Roy's root)",
+    "wilks": "the sum of −log(1 − r²) over the tested correlation and all later ones (Wilks' Λ)",
+}
 
 _DESCRIPTIONS = {
     "conditional": (
@@ -223,9 +243,11 @@ def permutation_test(
     y: Any,
     pairing: Any = None,
     *,
+    preprocess: Any = None,
     covariates: Any = None,
     n_permutations: int = 1000,
     method: Method | None = None,
+    statistic: Statistic = "roy",
     random_state: int | None = 0,
     blocks: Any = None,
     exchange: Exchange = "rows",
@@ -251,6 +273,11 @@ def permutation_test(
     X, y, pairing
         The pairs, as in ``AWCCA.fit``. A row of X keeps its rows of Y together, and changes places only with
         rows of X that have as many.
+    preprocess
+        A transformer of scikit-learn for both views, such as ``StandardScaler()`` or a pipeline that starts
+        with an imputer, or a pair ``(for_x, for_y)``, with None for a view that stays as it is. It is
+        fitted once: what it learns from one view does not depend on who is paired with whom, so the test
+        stays as valid. A fitted model is one of the transformed views.
     covariates
         What both views may depend on, such as age, sex or motion: rows of X × covariates, numbers. The test
         is then of the partial correlations, of what a regression on the covariates leaves of both views (and
@@ -262,9 +289,12 @@ def permutation_test(
     method
         How components after the first are tested. ``"conditional"``: given the correlations of the removed
         ones, as the notes say. ``"stepwise"``: as Winkler et al. (2020) do, where rows of what remains are
-        permuted as if they were free, but with the largest correlation as statistic where they take Wilks' Λ.
-        With many features that rejects too often beside a real component, and too rarely beside one that is
-        due to chance. None: ``"conditional"`` where rows are exchanged, otherwise ``"stepwise"``.
+        permuted as if they were free; their statistic is ``"wilks"``. With many features that rejects
+        too often beside a real component, and too rarely beside one that is due to chance (with ``"wilks"``
+        too often in both cases). None: ``"conditional"`` where rows are exchanged, otherwise ``"stepwise"``.
+    statistic
+        Of what remains: ``"roy"``, the largest correlation, finds one strong component; ``"wilks"``,
+        −Σ log(1 − r²) over all correlations r, several weak ones. Choose before you look.
     random_state
         Seeds the permutations, which are the same whatever the engine.
     blocks
@@ -293,7 +323,8 @@ def permutation_test(
     Let A and B be the whitened views over pairs, so that :math:`T = A^\top B = P_x \Sigma P_y^\top`, and
     rotate them to :math:`A P_x` and :math:`B P_y`. The earlier components are removed by leaving out their
     columns: what remains of T has the later correlations, and no others (Winkler et al., 2020). The statistic
-    is the largest of them (Roy). For the first component, rows of A are permuted: the test is exact.
+    is the largest of them (Roy), or :math:`-\sum \log(1 - σ_i^2)` (Wilks). For the first component, rows of
+    A are permuted: the test is exact.
 
     What remains of A is orthogonal to the removed variates v of Y, and what remains of B to those of X, u,
     with any regularisation. To permute rows as if they were free would spread them over dimensions that are
@@ -310,9 +341,9 @@ def permutation_test(
     the earlier ones are due to chance.
 
     Permutations are drawn with these weights by Metropolis steps, in chains around the observed one, which
-    keeps p-values valid however slowly the chains mix (Besag and Clifford, 1989). Neighbours in a chain are
-    alike, so these p-values differ more between seeds than those of as many independent permutations:
-    ``standard_errors`` says how much, and more permutations make it less.
+    keeps p-values valid however slowly the chains mix and whatever the statistic (Besag and Clifford, 1989).
+    Neighbours in a chain are alike, so these p-values differ more between seeds than those of as many
+    independent permutations: ``standard_errors`` says how much, and more permutations make it less.
 
     **What is guaranteed**: the first p-value is right for any distribution, any number of features and any
     regularisation that has not seen the pairing, if unrelated rows that change places are independent and
@@ -357,6 +388,7 @@ def permutation_test(
     exchange = check_exchange(exchange, method, blocks, covariates)
     method = method or ("conditional" if exchange == "rows" else "stepwise")
     check_choice(method, METHODS, "method")
+    check_choice(statistic, STATISTICS, "statistic")
     check_seed(random_state)
     if covariates is not None and blocks is not None:
         raise InputError(
@@ -366,12 +398,14 @@ def permutation_test(
     with one_blas_thread(), progress_bar("permutation test", verbose):
         blocks = order_rows(blocks, X, "blocks", "X")
         within = blocks if exchange != "blocks" else None
-        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates, within)
+        pairs = prepare_pairs(model, X, y, pairing, task, device, covariates, within, preprocess)
         if all(pairs.n_covariates) and pairs.scores[0] is not pairs.scores[1]:
             raise InputError(
                 "covariates of X and others of Y leave the views in different dimensions, where no rows can "
                 "change places; give the same for both, or those of one view."
             )
+        if statistic == "wilks" and isinstance(pairs.filters[0], Isotropic):
+            raise InputError("statistic='wilks' is of correlations, and a PLS has covariances; give 'roy'.")
         whitened = _whiten_pairs(pairs, blocks, exchange)
         if exchange == "rows" and blocks is None:
             _warn_if_serial(pairs)
@@ -384,14 +418,17 @@ def permutation_test(
         above_rounding = int(np.count_nonzero(correlations > correlations[0] * 1e-10))
         most = max(1, min(above_rounding, free_rows // 2))
         n_components = count_components(n_components, most)
+        observed = correlations
+        if statistic == "wilks":
+            observed = np.cumsum(log_wilks(correlations**2)[::-1])[::-1]
         seed = make_seed(random_state)
         null = np.empty((n_permutations, n_components))
         p_values, standard_errors = np.empty(n_components), np.empty(n_components)
         with progress_bar("permuting") as progress:
             for k in range(n_components):
                 remainder = _remove(rotated, correlations, np.maximum.accumulate(p_values[:k]), method)
-                chains = draw_largest(
-                    remainder,
+                chains = draw_statistics(
+                    replace(remainder, statistic=statistic),
                     n_permutations,
                     [seed, 0 if method == "stepwise" else k],  # stepwise: the same at each step
                     engine,
@@ -399,7 +436,7 @@ def permutation_test(
                     lambda share, k=k: progress((k + share) / n_components),  # type: ignore[misc]
                 )
                 null[:, k] = np.concatenate(chains)
-                least = correlations[k] * (1 - TIE)
+                least = observed[k] * (1 - TIE)
                 p_values[k] = (1 + np.count_nonzero(null[:, k] >= least)) / (1 + n_permutations)
                 standard_errors[k] = standard_error(chains, least)
     p_corrected = np.maximum.accumulate(p_values)
@@ -409,10 +446,12 @@ def permutation_test(
         p_values,
         standard_errors,
         p_corrected,
+        observed[:n_components],
         null,
         n_permutations,
         random_state,
         method,
+        statistic,
         pairs.n_covariates,
         pairs.spectra.count,
         (int(pairs.x.shape[1]), int(pairs.y.shape[1])),

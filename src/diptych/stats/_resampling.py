@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diptych._arrays import Array, Floats, count_groups, group_sum, move_like, namespace, to_numpy
-from diptych._checks import InputError, count
+from diptych._checks import InputError, check_pair_of_views, count
 from diptych._threads import multiply
-from diptych.cca import CanonicalModel, Spectra, Tikhonov, TruncatedSVD, regularized_cca
+from diptych.cca import CanonicalModel, Spectra, Tikhonov, TruncatedSVD, normalize, regularized_cca
 from diptych.cca._canonical import check_components, forced_ones
 from diptych.cca._covariates import CovariateBasis
 from diptych.cca._filters import AnyFilter, scale_filter
 from diptych.cca._spectra import decompose_gram
 from diptych.cca.selection._grids import select_rows
 from diptych.stats._pairs import Ints, PreparedPairs, ResampledBlocks
+from diptych.stats._transformers import TransformedViews
 
 BLOCK_BYTES = 2**26
 """Memory for some features of all resamples, or of all rows."""
@@ -47,13 +48,18 @@ class ResampledView:
 
 @dataclass(frozen=True, eq=False)
 class ResampledPairs:
-    """Two views whose pairs are resampled by block, and both views' scores of covariates of the rows of X."""
+    """Two views whose pairs are resampled by block, and both views' scores of covariates of the rows of X.
+
+    With ``views``, each resample transforms these again, and then normalises them.
+    """
 
     x: ResampledView
     y: ResampledView
     pairing: Array
     blocks: ResampledBlocks
     scores: tuple[Floats, Floats]
+    views: TransformedViews | None
+    normalization: tuple[str, str]
 
 
 class RefittedView(NamedTuple):
@@ -85,6 +91,8 @@ def prepare_resamples(
         pairs.pairing,
         resampled_blocks,
         pairs.scores,
+        pairs.views,
+        pairs.normalization,
     )
 
 
@@ -135,6 +143,18 @@ def refit_resamples(pairs: ResampledPairs, numbers: range) -> list[RefittedModel
     return [_refit(pairs, *resample) for resample in resamples]
 
 
+def _transform(pairs: ResampledPairs, counts: Floats) -> tuple[Array, Array]:
+    """Return all rows of both views, by transformers that are fitted on a resample, if there are any."""
+    if pairs.views is None:
+        return pairs.x.rows, pairs.y.rows
+    times = counts.astype(np.int64), counts[to_numpy(pairs.pairing)].astype(np.int64)
+    rows = (np.repeat(np.arange(len(of_rows)), of_rows) for of_rows in times)
+    x, y, _ = check_pair_of_views(*pairs.views.fit(*rows), pairs.pairing)
+    x, y = (normalize(view, how) for view, how in zip((x, y), pairs.normalization, strict=True))
+    like, dtype = pairs.x.rows, namespace(pairs.x.rows).float64
+    return move_like(x, like, dtype), move_like(y, like, dtype)
+
+
 def _feature_lengths(centred: Array, weights: Floats, scores: list[Floats]) -> Floats:
     """Return the lengths of what intercept and scores leave of the features, for each row of weights.
 
@@ -168,6 +188,7 @@ def _refit(
     """
     x, y = pairs.x, pairs.y
     xp = namespace(x.rows)
+    all_x, all_y = _transform(pairs, counts)
     rows_x, rows_y, pairing = select_rows(pairs.pairing, counts > 0)
     n_x = int(rows_x.shape[0])
     times = move_like(counts, x.rows)
@@ -175,9 +196,9 @@ def _refit(
     weights_x, weights_y = times[rows_x] * pairs_per_row, times[pairs.pairing[rows_y]]
     count = float(xp.sum(weights_y))
     scores_x, scores_y = (move_like(of_view, x.rows) for of_view in scores)
-    scores_x, scores_y = scores_x[rows_x, :], scores_y[pairs.pairing[rows_y], :]
-    s_x, v_x, left_x, turn_x = _decompose(x.rows[rows_x, :], weights_x, scores_x, "X")
-    s_y, v_y, left_y, turn_y = _decompose(y.rows[rows_y, :], weights_y, scores_y, "Y")
+    scores_y = scores_y[pairs.pairing, :]
+    s_x, v_x, left_x, turn_x = _decompose(all_x[rows_x, :], weights_x, scores_x[rows_x, :], "X")
+    s_y, v_y, left_y, turn_y = _decompose(all_y[rows_y, :], weights_y, scores_y[rows_y, :], "Y")
     if not np.array_equal(to_numpy(pairing), np.arange(n_x)):
         # Row i of X stands for c pairs: √(wc) x and √w y, so w·x·y is their product by √c.
         left_x = left_x / xp.sqrt(pairs_per_row)[:, None]
@@ -193,26 +214,53 @@ def _refit(
     n_components = int(x.reference.shape[1]) + _SPARE_COMPONENTS
     model = regularized_cca(spectra, *filters, min(n_components, check_components(spectra, *filters, None)))
     assert model.train_correlations is not None
+    if pairs.views is None:
+        in_x = model.x_weights, _find_products(s_x, v_x, model.x_weights)
+        in_y = model.y_weights, _find_products(s_y, v_y, model.y_weights)
+    else:
+        times_y = times[pairs.pairing]
+        per_row = xp.astype(count_groups(pairs.pairing, len(counts)), xp.float64)
+        in_x = _express(x, all_x @ model.x_weights, per_row, times, scores_x)
+        in_y = _express(y, all_y @ model.y_weights, xp.ones_like(times_y), times_y, scores_y)
     matched, signs = match_components(
-        _cosines(x.reference, x.s[:, None] * model.x_weights)
-        + _cosines(y.reference, y.s[:, None] * model.y_weights)
+        _cosines(x.reference, x.s[:, None] * in_x[0]) + _cosines(y.reference, y.s[:, None] * in_y[0])
     )
 
     def align(values: Array, factors: Floats | float = 1.0) -> Floats:
         """Return the matched components of an array, in the order of the estimate."""
         return np.where(matched < 0, np.nan, to_numpy(values)[..., matched] * factors)
 
-    def align_view(s: Array, v: Array, weights: Array, lengths: Floats) -> RefittedView:
-        inner = s[:, None] * (v.T @ weights)
-        products = (v @ (s[:, None] * inner)) / xp.linalg.vector_norm(inner, axis=0)
+    def align_view(weights: Array, products: Array, lengths: Floats) -> RefittedView:
         # Weights are of the order 1/√n, where n is the number of pairs.
         return RefittedView(align(weights, signs * factor**0.5), align(products, signs), lengths)
 
     return RefittedModel(
         align(model.train_correlations),
-        align_view(s_x, v_x, model.x_weights, lengths_x),
-        align_view(s_y, v_y, model.y_weights, lengths_y),
+        align_view(*in_x, lengths_x),
+        align_view(*in_y, lengths_y),
     )
+
+
+def _find_products(s: Array, v: Array, weights: Array) -> Array:
+    """Return the products of the coordinates with the variates of these weights, at length 1."""
+    inner = s[:, None] * (v.T @ weights)
+    return (v @ (s[:, None] * inner)) / namespace(s).linalg.vector_norm(inner, axis=0)
+
+
+def _express(
+    view: ResampledView, variates: Array, per_row: Array, times: Array, scores: Array
+) -> tuple[Array, Array]:
+    """Return the weights and products of the coordinates for variates of other features, over all rows.
+
+    The weights give the variates by least squares over the pairs, of which a row has ``per_row``. The
+    products are over a resample that has rows so many ``times``, without intercept and scores.
+    """
+    weights = times * per_row
+    in_coordinates = (view.rows.T @ (per_row[:, None] * variates)) / view.s[:, None] ** 2
+    left = variates - (weights @ variates) / namespace(weights).sum(weights)
+    left = left - scores @ ((scores.T * weights) @ left)
+    lengths = namespace(left).sqrt(weights @ (left * left))
+    return in_coordinates, (view.rows.T @ (weights[:, None] * left)) / lengths
 
 
 def _decompose(
