@@ -6,7 +6,7 @@ from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
     from diptych._checks import InputError
-    from diptych.cca import AWCCA
+    from diptych.cca import AWCCA, GCCA
     from diptych.data import read_pairs
     from diptych.encoders import HKSE
     from diptych.fusion import Fusion
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["AWCCA", "HKSE", "Fusion", "InputError", "Retriever", "read_pairs", "retrieval_scores"]
+__all__ = ["AWCCA", "GCCA", "HKSE", "Fusion", "InputError", "Retriever", "read_pairs", "retrieval_scores"]
 
 __getattr__, __dir__ = export_lazily(
     __name__,
     {
         "_checks": ["InputError"],
-        "cca": ["AWCCA"],
+        "cca": ["AWCCA", "GCCA"],
         "data": ["read_pairs"],
         "encoders": ["HKSE"],
         "fusion": ["Fusion"],

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from diptych.cca._awcca import AWCCA
     from diptych.cca._canonical import CanonicalModel, bjorck_golub, regularized_cca
     from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
+    from diptych.cca._generalized import GCCA
     from diptych.cca._moments import Moments
     from diptych.cca._projector import Projector
     from diptych.cca._spectra import Spectra, moments_from_spectra, spectra, spectra_from_moments
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AWCCA",
+    "GCCA",
     "CanonicalModel",
     "Engine",
     "Moments",
@@ -43,6 +45,7 @@ __getattr__, __dir__ = export_lazily(
         "_awcca": ["AWCCA"],
         "_canonical": ["CanonicalModel", "bjorck_golub", "regularized_cca"],
         "_filters": ["SpectralFilter", "Tikhonov", "TruncatedSVD", "g_hard", "g_soft"],
+        "_generalized": ["GCCA"],
         "_moments": ["Moments"],
         "_projector": ["Projector"],
         "_spectra": ["Spectra", "moments_from_spectra", "spectra", "spectra_from_moments"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -25,7 +25,7 @@ from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._filters import AnyFilter, Filters, Tikhonov
+from diptych.cca._filters import AnyFilter, Tikhonov
 from diptych.stats._chains import TIE, Remainder, draw_largest, standard_error
 from diptych.stats._pairs import (
     EXCHANGES,
@@ -47,7 +47,7 @@ REAL = 0.05
 
 @dataclass(frozen=True, eq=False)
 class PermutationTest:
-    """p-values of canonical correlations; see ``permutation_test``.
+    """p-values of canonical correlations; see ``permutation_test`` and ``permutation_test_views``.
 
     ``print`` shows a table, ``to_frame`` returns it as a pandas DataFrame, and ``describe`` returns a
     paragraph for a paper.
@@ -56,7 +56,7 @@ class PermutationTest:
     ----------
     correlations
         The observed correlations Σ: the singular values of the regularised T, descending. With covariates,
-        partial ones; with blocks that are not exchanged, those within blocks.
+        partial ones; with blocks that are not exchanged, those within blocks. Of m views, (λ − 1) / (m − 1).
     p_values
         Of each correlation, with the earlier components removed.
     standard_errors
@@ -73,9 +73,9 @@ class PermutationTest:
     n_covariates
         Number of covariates that are neither constant nor combinations of others.
     n_pairs, n_features
-        Number of pairs, and of the features of X and of Y.
+        Number of pairs (or rows), and of the features of X and of Y (or of all views).
     filters
-        The regularisation of X and of Y.
+        The regularisation of X and of Y (or of all views).
     has_blocks
         Whether blocks were given.
     exchange
@@ -92,8 +92,8 @@ class PermutationTest:
     method: Method
     n_covariates: int
     n_pairs: int
-    n_features: tuple[int, int]
-    filters: Filters
+    n_features: tuple[int, ...]
+    filters: tuple[AnyFilter, ...]
     has_blocks: bool
     exchange: Exchange
 
@@ -126,10 +126,13 @@ class PermutationTest:
         alpha = check_number(alpha, "alpha")
         if not 0.0 < alpha < 1.0:
             raise InputError(f"alpha={alpha} is not between 0 and 1; give for example 0.05.")
+        several = len(self.n_features) > 2
+        *sizes, last = (f"{size:,}" for size in self.n_features)
         sentences = [
-            "Canonical correlations of two views "
-            f"({self.n_features[0]:,} and {self.n_features[1]:,} features) of "
-            f"{count(self.n_pairs, 'pair')} were computed {_describe_filters(self.filters)}."
+            f"Canonical correlations of {len(self.n_features) if several else 'two'} views "
+            f"({', '.join(sizes)} and {last} features) of "
+            f"{count(self.n_pairs, 'row' if several else 'pair')} were computed "
+            f"{_describe_filters(self.filters)}."
         ]
         if self.n_covariates:
             sentences.append(
@@ -139,10 +142,15 @@ class PermutationTest:
             )
         is_within = self.has_blocks and self.exchange != "blocks"
         within = " within blocks, whose means were subtracted from both views" if is_within else ""
-        noun = {"rows": "pairs", "shift": "pairs by circular shifts", "blocks": "whole blocks of pairs"}
+        noun = {
+            "rows": "rows of every view but one" if several else "pairs",
+            "shift": "pairs by circular shifts",
+            "blocks": "whole blocks of pairs",
+        }
+        statistic = "eigenvalue λ of generalised CCA" if several else "correlation (Roy's root)"
         sentences.append(
             f"The correlations were tested by {count(self.n_permutations, 'permutation')} of the "
-            f"{noun[self.exchange]}{within}, with the largest correlation (Roy's root) as statistic."
+            f"{noun[self.exchange]}{within}, with the largest {statistic} as statistic."
         )
         if len(self.p_values) > 1:
             sentences.append(_DESCRIPTIONS[self.method])
@@ -195,10 +203,12 @@ _DESCRIPTIONS = {
 }
 
 
-def _describe_filters(filters: Filters) -> str:
+def _describe_filters(filters: Sequence[AnyFilter]) -> str:
     if all(filter == Tikhonov(0.0) for filter in filters):
         return "without regularisation"
-    return f"with regularisation ({filters[0]} for X, {filters[1]} for Y)"
+    names = ["X", "Y"] if len(filters) == 2 else [f"view {at}" for at in range(1, len(filters) + 1)]
+    listed = ", ".join(f"{filter} for {name}" for filter, name in zip(filters, names, strict=True))
+    return f"with regularisation ({listed})"
 
 
 def permutation_test(
