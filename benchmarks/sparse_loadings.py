@@ -24,10 +24,10 @@ FEATURES, ACTIVE, DRAWS, HALVES = 100, 10, 10, 50
 CASES = ((100, 0.7, 0.0), (100, 0.7, 0.8), (300, 0.5, 0.0), (300, 0.5, 0.8), (1000, 0.4, 0.8))
 NOTE = (
     f"F1 of the {ACTIVE} of {FEATURES} features that share one cause, and in brackets how many others are "
-    f"taken per view; the mean of {DRAWS} draws. The cause has this strength beside noise of variance 1, which "
-    "neighbouring features share. Intervals: 99 %, with Ledoit-Wolf's γ. PMD chooses the number of features by "
-    "held-out correlation. Stability selection is given the true number, and takes features that are in 75 % "
-    f"of {HALVES} halves."
+    f"taken per view; the mean of {DRAWS} draws. The cause has this strength beside noise of variance 1, "
+    "which neighbouring features share. Intervals: 99 %, with Ledoit-Wolf's γ. PMD chooses the number of "
+    "features by held-out correlation. Stability selection is given the true number, and takes features that "
+    f"are in 75 % of {HALVES} halves."
 )
 
 

@@ -32,7 +32,6 @@ from diptych.cca._sklearn import name_columns, order_by_name
 from diptych.cca._spectra import Axes, decompose_gram, decompose_view, resolve_solver
 from diptych.cca._weighting import project
 
-HELD_OUT = 0.2  # share of the rows that γ is selected on
 SHARES = 10.0 ** np.arange(-3.0, 3.5, 0.5)  # γ to select from, by a view's mean squared singular value
 SCORED = 10  # components whose correlations are averaged, if there is no n_components
 
@@ -69,10 +68,9 @@ class ViewSpectra:
             gram, places = moments.xx, find_places(sizes)
             grams = [(gram[at, at], "float64", name) for at, name in zip(places, names, strict=True)]
             axes = map_lapack(lambda item: decompose_gram(*item), grams, gram)
-            means, turns = [moments.x_mean[at] for at in places], [v for _, v in axes]
-            right = [multiply(gram[:, at], v) for at, v in zip(places, turns, strict=True)]
-            gram = xp.concat(right, axis=1)
-            cross = xp.concat([multiply(v.T, gram[at, :]) for at, v in zip(places, turns, strict=True)])
+            means, located = [moments.x_mean[at] for at in places], list(zip(places, axes, strict=True))
+            gram = xp.concat([multiply(gram[:, at], v) for at, (_, v) in located], axis=1)
+            cross = xp.concat([multiply(v.T, gram[at, :]) for at, (_, v) in located])
             resolution = float(xp.finfo(cross.dtype).eps)
         for at in find_places([int(s.shape[0]) for s, _ in axes]):
             cross[at, at] = 0.0
@@ -239,16 +237,17 @@ class GCCA(BaseEstimator):  # type: ignore[misc]
         """Fit, and return the views as matrices."""
         wanted = None if self.n_components is None else check_count(self.n_components, "n_components")
         check_seed(self.random_state)
-        self.feature_names_, matrices = check_views(views)
+        names, matrices = check_views(views)
         with one_blas_thread():
             spectra = ViewSpectra.of(matrices)
-            self.params_ = self._choose_params(matrices, spectra)
-            self.eigenvalues_, self.weights_ = generalized_cca(spectra, self.params_, wanted)
-            self.means_, self.n_rows_ = spectra.means, spectra.count
+            params = self._choose_params(matrices, spectra)
+            values, weights = generalized_cca(spectra, params, wanted)
+            if wanted is not None and wanted > len(values):
+                most = f"give 1 to {len(values)}, or None"
+                raise InputError(f"n_components={wanted} is not possible here; {most}.")
+            self.eigenvalues_, self.weights_, self.params_ = values, weights, params
+            self.means_, self.n_rows_, self.feature_names_ = spectra.means, spectra.count, names
             self.correlations_ = correlate_variates(self._project(matrices))
-        most = len(self.eigenvalues_)
-        if wanted is not None and wanted > most:
-            raise InputError(f"n_components={wanted} is not possible here; give 1 to {most}, or None.")
         return matrices
 
     def _project(self, views: Sequence[Any]) -> list[Any]:
@@ -267,7 +266,7 @@ class GCCA(BaseEstimator):  # type: ignore[misc]
         if n < FEW_PAIRS:
             advice = "give params='ledoit-wolf', or one γ for each view"
             raise InputError(f"{n} rows are too few to select γ on some of them; {advice}.")
-        split = train_test_split(np.arange(n), test_size=HELD_OUT, random_state=self.random_state)
+        split = train_test_split(np.arange(n), test_size=0.2, random_state=self.random_state)
         fitted, held_out = ([view[move_like(rows, view), :] for view in views] for rows in split)
         of_fitted = ViewSpectra.of(fitted)
         between = ~np.eye(len(views), dtype=bool)
@@ -282,7 +281,7 @@ class GCCA(BaseEstimator):  # type: ignore[misc]
 
 
 def check_gammas(gammas: Any, n_views: int) -> list[float]:
-    """Return γ of each view."""
+    """Return γ of each view, if there is one for each."""
     if not isinstance(gammas, (list, tuple, np.ndarray)) or len(gammas) != n_views:
         raise InputError(f"{gammas!r} is not a γ for each of {n_views} views; give {n_views} numbers.")
     return [Tikhonov(gamma).gamma for gamma in gammas]
