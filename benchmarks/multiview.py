@@ -20,10 +20,10 @@ import numpy as np  # noqa: E402
 from diptych import AWCCA  # noqa: E402
 from diptych._threads import one_blas_thread  # noqa: E402
 from diptych.cca._generalized import ViewSpectra, find_places, generalized_cca  # noqa: E402
-from diptych.ranking import retrieval_scores  # noqa: E402
+from diptych.ranking import ranks, recall_at_k  # noqa: E402
 
 TASKS = ("search", "annotate")
-SHARES, COMPONENTS = (0.1, 0.3, 1.0, 3.0), (128, 256, 512, 1024)
+SHARES, COMPONENTS = (0.3, 1.0, 3.0), (128, 256, 512)
 DIMENSIONS, ROUNDS = (128, 256, 381), 10
 RESNET, DINO, TEXT = range(3)
 
@@ -37,8 +37,11 @@ NOTE = (
     "bring each closest to the sum of the others."
 )
 
-Candidate: TypeAlias = tuple[Callable[[int, np.ndarray], np.ndarray], np.ndarray]
-"""A function from the number of a view and its features to vectors, and weights of the view searched."""
+Embed: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
+"""From the number of a view and its features to vectors."""
+
+Candidate: TypeAlias = tuple[Embed, dict[int, np.ndarray]]
+"""Vectors, and weights of their components for each image view."""
 
 
 class Split:
@@ -51,8 +54,9 @@ class Split:
         """Return r@1; the image views are summed."""
         embed, weights = candidate
         x, y = sum(embed(view, self.views[view]) for view in images), embed(TEXT, self.views[TEXT])
-        x, y = (x * weights, y) if task == "search" else (x, y * weights)
-        return retrieval_scores(x, y, self.pairing, task=task)["r@1"]
+        weight = np.maximum(sum(weights[view] for view in images), 0.0)
+        x, y = (x * weight, y) if task == "search" else (x, y * weight)
+        return recall_at_k(ranks(x, y, self.pairing, task=task), 1)
 
 
 def take_views(spectra: ViewSpectra, first: int) -> ViewSpectra:
@@ -62,19 +66,22 @@ def take_views(spectra: ViewSpectra, first: int) -> ViewSpectra:
     return ViewSpectra(spectra.count, spectra.means[first:], spectra.axes[first:], cross, spectra.resolution)
 
 
-def fit_gcca(spectra: ViewSpectra, first: int, images: tuple[int, ...]) -> Iterator[Candidate]:
+def fit_gcca(spectra: ViewSpectra, first: int) -> Iterator[Candidate]:
     places = find_places([len(s) for s, _ in spectra.axes])
     for share in SHARES:
         _, weights = generalized_cca(spectra, spectra.scale_gammas(share), max(COMPONENTS))
         inner = [v.T @ u for u, (_, v) in zip(weights, spectra.axes, strict=True)]
         products = spectra.cross[:, places[-1]] @ inner[-1]
-        shared = sum(np.sum(inner[view - first] * products[places[view - first]], axis=0) for view in images)
+        shared = {
+            view: np.sum(inner[view - first] * products[places[view - first]], axis=0)
+            for view in range(first, TEXT)
+        }
         for k in COMPONENTS:
-            maps = [u[:, :k] for u in weights]
-            yield make_embed(spectra, maps, first), np.maximum(shared[:k], 0.0)
+            maps, weight = [u[:, :k] for u in weights], {view: each[:k] for view, each in shared.items()}
+            yield make_embed(spectra, maps, first), weight
 
 
-def fit_procrustes(spectra: ViewSpectra, first: int, images: tuple[int, ...]) -> Iterator[Candidate]:
+def fit_procrustes(spectra: ViewSpectra, first: int) -> Iterator[Candidate]:
     """Rotate each view to the sum of the others, one after another."""
     places = find_places([len(s) for s, _ in spectra.axes])
     for k in DIMENSIONS:
@@ -94,17 +101,12 @@ def fit_procrustes(spectra: ViewSpectra, first: int, images: tuple[int, ...]) ->
         )
 
 
-def make_embed(
-    spectra: ViewSpectra, maps: list[np.ndarray], first: int
-) -> Callable[[int, np.ndarray], np.ndarray]:
+def make_embed(spectra: ViewSpectra, maps: list[np.ndarray], first: int) -> Embed:
     return lambda view, rows: (rows - spectra.means[view - first]) @ maps[view - first]
 
 
-def measure(
-    candidates: Iterator[Candidate], images: tuple[int, ...], splits: dict[str, Split]
-) -> dict[str, str]:
+def measure(tried: list[Candidate], images: tuple[int, ...], splits: dict[str, Split]) -> dict[str, str]:
     """Return r@1 on each split of the candidates that are best on validation, one for each task."""
-    tried = list(candidates)
     best = {
         task: max(tried, key=lambda candidate: splits["validation"].recall(candidate, images, task))
         for task in TASKS
@@ -134,14 +136,17 @@ def measure_all(names: tuple[str, ...]) -> list[dict[str, str]]:
     with one_blas_thread():
         repeated = [training.views[view][training.pairing] for view in (RESNET, DINO)]
         spectra = ViewSpectra.of([*repeated, training.views[TEXT]])
+    tried = {
+        f"{method}, {3 - first} views": list(fit(take_views(spectra, first), first))
+        for method, fit in (("generalised CCA", fit_gcca), ("Procrustes", fit_procrustes))
+        for first in (1, 0)
+    }
     rows = []
     for name, images in (("DINOv2-S", (DINO,)), ("both", (RESNET, DINO))):
         rows.append({"method": "AW-CCA", "images": name} | measure_awcca(training, images, splits))
-        print(rows[-1], flush=True)
-        for method, fit in (("generalised CCA", fit_gcca), ("Procrustes", fit_procrustes)):
-            for first in range(min(images), -1, -1):
-                recalls = measure(fit(take_views(spectra, first), first, images), images, splits)
-                rows.append({"method": f"{method}, {3 - first} views", "images": name} | recalls)
+        for method, candidates in tried.items():
+            if len(images) == 1 or method.endswith("3 views"):
+                rows.append({"method": method, "images": name} | measure(candidates, images, splits))
                 print(rows[-1], flush=True)
     return rows
 
