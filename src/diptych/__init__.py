@@ -6,7 +6,7 @@ from diptych._lazy import export_lazily
 
 if TYPE_CHECKING:
     from diptych._checks import InputError
-    from diptych.cca import AWCCA, CCA, PLS
+    from diptych.cca import AWCCA, CCA, GCCA, PLS
     from diptych.data import read_pairs
     from diptych.encoders import HKSE
     from diptych.fusion import Fusion
@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AWCCA",
     "CCA",
+    "GCCA",
     "HKSE",
     "PLS",
     "Fusion",
@@ -31,7 +32,7 @@ __getattr__, __dir__ = export_lazily(
     __name__,
     {
         "_checks": ["InputError"],
-        "cca": ["AWCCA", "CCA", "PLS"],
+        "cca": ["AWCCA", "CCA", "GCCA", "PLS"],
         "data": ["read_pairs"],
         "encoders": ["HKSE"],
         "fusion": ["Fusion"],

@@ -544,7 +544,7 @@ def check_pair_of_views(
     return x, y, check_pairing(pairing, x.shape[0], y)
 
 
-def check_same_backend(x: Array, y: Array) -> None:
+def check_same_backend(x: Array, y: Array, x_name: str = "X", y_name: str = "Y") -> None:
     """Raise an error if the views are of two libraries or on two devices."""
     from array_api_compat import device, is_numpy_array
 
@@ -553,8 +553,8 @@ def check_same_backend(x: Array, y: Array) -> None:
     a, b = dense_like(x), dense_like(y)
     if is_numpy_array(a) != is_numpy_array(b) or device(a) != device(b):
         raise InputError(
-            f"X is a {type(x).__module__} array on {device(a)} and Y a {type(y).__module__} array on "
-            f"{device(b)}; give both in the same library and on the same device."
+            f"{x_name} is a {type(x).__module__} array on {device(a)} and {y_name} a {type(y).__module__} "
+            f"array on {device(b)}; give both in the same library and on the same device."
         )
 
 

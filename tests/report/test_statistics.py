@@ -16,7 +16,6 @@ from diptych.report import (
     draw_variates,
 )
 from diptych.stats import (
-    CrossValidatedCorrelations,
     bootstrap,
     cross_validated_correlations,
     loadings,
@@ -263,19 +262,13 @@ def test_variates_of_several_rows_of_y_for_one_of_x():
     np.testing.assert_allclose(np.corrcoef(u, v)[0, 1], model.models_["search"].train_correlations[0])
 
 
-class HeldOut(CrossValidatedCorrelations):
-    """A cross-validation with held-out variates."""
-
-    def __init__(self, u, v, fold_of):
-        rows = {"held_out_x": u, "held_out_y": v, "fold_of": np.asarray(fold_of)}
-        vars(self).update(rows)
-
-
 @pytest.fixture(scope="module")
 def held_out():
     u, v = make_views(80, 2, 2, seed=4)
+    result = cross_validated_correlations((1.0, 1.0), u, v, cv=2)
     u[:5] = v[:5] = np.nan
-    return HeldOut(u, v, np.concatenate([np.full(5, -1), np.arange(75) % 9]))
+    folds = np.concatenate([np.full(5, -1), np.arange(75) % 9])
+    return dataclasses.replace(result, held_out_x=u, held_out_y=v, fold_of=folds)
 
 
 def test_held_out_variates_have_the_regression_line_and_band_of_statsmodels(held_out):
@@ -442,6 +435,8 @@ def test_figures_are_written(test, model, views, tmp_path):
 def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals, held_out):
     result, without_null = loadings(model), dataclasses.replace(test, null=test.null * np.nan)
     small = loadings(AWCCA(params=(1.0, 1.0)).fit(views[0][:, :2], views[1]))
+    pair = np.eye(2)[:, :, None]
+    few = dataclasses.replace(held_out, held_out_x=pair[0], held_out_y=pair[1], fold_of=np.arange(2))
     refused = [
         (lambda: draw_correlations(result), "got Loadings; give a PermutationTest of"),
         (lambda: draw_correlations(test, bootstrap=test), "give a Bootstrap"),
@@ -468,7 +463,7 @@ def test_wrong_input_is_refused_in_a_sentence(test, model, views, intervals, hel
         (lambda: draw_variates(held_out, *views), "pairs and a task of their own"),
         (lambda: draw_variates(held_out, task="annotate"), "pairs and a task of their own"),
         (lambda: draw_variates(held_out, component=2), "counted from 0 to 1"),
-        (lambda: draw_variates(HeldOut(*np.eye(2)[:, :, None], [0, 1])), "three or more held-out pairs"),
+        (lambda: draw_variates(few), "three or more held-out pairs"),
         (lambda: draw_arrows(model, *views, components=(1, 1)), "not two components"),
         (lambda: draw_arrows(model, *views, components=(0, 5)), "counted from 0 to 4"),
         (lambda: draw_arrows(model, *views, groups=np.arange(40)), "40 labels; give at most 7"),

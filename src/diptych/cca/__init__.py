@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from diptych.cca._canonical import CanonicalModel, bjorck_golub, regularized_cca
     from diptych.cca._classic import CCA, PLS
     from diptych.cca._filters import SpectralFilter, Tikhonov, TruncatedSVD, g_hard, g_soft
+    from diptych.cca._generalized import GCCA
     from diptych.cca._moments import Moments
     from diptych.cca._projector import Projector
     from diptych.cca._spectra import Spectra, moments_from_spectra, spectra, spectra_from_moments
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AWCCA",
     "CCA",
+    "GCCA",
     "PLS",
     "CanonicalModel",
     "Engine",
@@ -47,6 +49,7 @@ __getattr__, __dir__ = export_lazily(
         "_canonical": ["CanonicalModel", "bjorck_golub", "regularized_cca"],
         "_classic": ["CCA", "PLS"],
         "_filters": ["SpectralFilter", "Tikhonov", "TruncatedSVD", "g_hard", "g_soft"],
+        "_generalized": ["GCCA"],
         "_moments": ["Moments"],
         "_projector": ["Projector"],
         "_spectra": ["Spectra", "moments_from_spectra", "spectra", "spectra_from_moments"],

@@ -130,7 +130,7 @@ def leading_components(t: Array, most: int | None = None) -> tuple[Array, Array,
         return _first_of_svd(t, wanted)
     wide = t.shape[0] <= t.shape[1]
     far_of = t.T if wide else t
-    squares, near = _leading_eigenvectors(multiply_transposed([(far_of, far_of)])[0], wanted)
+    squares, near = leading_eigenvectors(multiply_transposed([(far_of, far_of)])[0], wanted)
     sigma = xp.sqrt(xp.clip(squares, 0.0, None))
     firm = int(xp.count_nonzero(sigma > float(xp.finfo(t.dtype).eps) ** 0.25 * sigma[0]))
     if firm < wanted and (wanted < size or size - firm > size // 2):
@@ -151,7 +151,8 @@ def _first_of_svd(t: Array, wanted: int) -> tuple[Array, Array, Array]:
     return p_x[:, :wanted], sigma[:wanted], p_y.T[:, :wanted]
 
 
-def _leading_eigenvectors(gram: Array, wanted: int) -> tuple[Array, Array]:
+def leading_eigenvectors(gram: Array, wanted: int) -> tuple[Array, Array]:
+    """Return the largest eigenvalues of a symmetric matrix, descending, and their vectors; it may change."""
     size = int(gram.shape[0])
     # For more than a third of the vectors, the subset takes longer than all of them.
     if not is_numpy_array(gram) or wanted > size // 3:

@@ -44,14 +44,14 @@ def find_names(X: Any, y: Any) -> dict[str, Any]:
     """Return the names of both views' features, and whether y has one axis, as attributes of the model."""
     plain = not hasattr(y, "columns") and not hasattr(y, "ndim")
     is_vector = getattr(np.asarray(y) if plain else y, "ndim", 2) == 1
-    x_names, y_names = _name_columns(X, "X"), _name_columns(y, "Y")
+    x_names, y_names = name_columns(X, "X"), name_columns(y, "Y")
     if is_vector and isinstance(getattr(y, "name", None), str):
         y_names = np.asarray([y.name], dtype=object)
     names = {"feature_names_in_": x_names, "y_feature_names_in_": y_names}
     return {name: array for name, array in names.items() if array is not None} | {"_y_is_vector": is_vector}
 
 
-def _name_columns(view: Any, name: str) -> Any:
+def name_columns(view: Any, name: str) -> Any:
     """Return the names of the columns of a data frame; None if they are not strings, or if it is none."""
     check_column_names(view, name)
     return _get_feature_names(view)
@@ -60,13 +60,13 @@ def _name_columns(view: Any, name: str) -> Any:
 def order_covariates(names: Mapping[str, Any], covariates: Any) -> tuple[Any, Any]:
     """Return the covariates of X and of Y with their columns in the order of ``names``, those of a fit."""
     fitted = names.get("covariate_names_in_", (None, None))
-    x, y = (_order_by_name(*side, "covariates") for side in zip(split_sides(covariates), fitted, strict=True))
+    x, y = (order_by_name(*side, "covariates") for side in zip(split_sides(covariates), fitted, strict=True))
     return x, y
 
 
 def name_covariates(covariates: Any) -> dict[str, Any]:
     """Return the names of the covariates of X and of Y as an attribute of the model."""
-    return {"covariate_names_in_": tuple(_name_columns(z, "covariates") for z in split_sides(covariates))}
+    return {"covariate_names_in_": tuple(name_columns(z, "covariates") for z in split_sides(covariates))}
 
 
 NAME_KEYS: dict[ViewKey, str] = {"x": "feature_names_in_", "y": "y_feature_names_in_"}
@@ -79,7 +79,7 @@ def order_columns(model: AWCCA, rows: Any, view: ViewKey) -> Any:
     check_matrix(rows, view.upper(), sparse=True)
     fitted: Sequence[str] | None = getattr(model, NAME_KEYS[view], None)
     if view == "y":
-        return _order_by_name(rows, fitted, "y")
+        return order_by_name(rows, fitted, "y")
     if fitted is not None and _has_names(rows, fitted):
         rows = rows[list(fitted)]
     validate_data(model, rows, reset=False, skip_check_array=True)  # which words errors as scikit-learn does
@@ -88,12 +88,13 @@ def order_columns(model: AWCCA, rows: Any, view: ViewKey) -> Any:
 
 def order_pairs(names: Mapping[str, Any], x: Any, y: Any, kind: str = "") -> tuple[Any, Any]:
     """Return two views with their columns in the order of ``names``, those of a fit; others are an error."""
-    x = _order_by_name(x, names.get(NAME_KEYS["x"]), f"{kind}X")
-    return x, _order_by_name(second_view(y), names.get(NAME_KEYS["y"]), f"{kind}y")
+    x = order_by_name(x, names.get(NAME_KEYS["x"]), f"{kind}X")
+    return x, order_by_name(second_view(y), names.get(NAME_KEYS["y"]), f"{kind}y")
 
 
-def _order_by_name(rows: Any, fitted: Sequence[str] | None, owner: str) -> Any:
-    names = _name_columns(rows, owner)
+def order_by_name(rows: Any, fitted: Sequence[str] | None, owner: str) -> Any:
+    """Return a data frame with its columns in the order of fit; other columns are an error."""
+    names = name_columns(rows, owner)
     if names is None or fitted is None:
         return rows
     if _has_names(rows, fitted):

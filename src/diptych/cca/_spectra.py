@@ -233,7 +233,7 @@ def _spectra_from_views(x: Array, y: Array, pairing: Array, weights: Array | Non
     x_weights = xp.astype(count_groups(pairing, x_count, weights), xp.float64)
     views = [(x, x_weights, "X"), (y, y_weights, "Y")]
     (x_mean, a, s_x, v_x), (y_mean, b, s_y, v_y) = map_lapack(
-        lambda view: _from_view(*view), views, y_weights
+        lambda view: decompose_view(*view), views, y_weights
     )
     a = project(x, x_mean, v_x) if a is None else a
     if b is None:
@@ -266,7 +266,7 @@ def _from_gram(gram: Array, epsilon: float, name: str, uncentred: float = 0.0) -
     return xp.sqrt(values[:rank]), vectors[:, :rank]
 
 
-def _from_view(view: Array, weights: Array, name: str) -> tuple[Array, Array | None, Array, Array]:
+def decompose_view(view: Array, weights: Array, name: str) -> tuple[Array, Array | None, Array, Array]:
     """Return the mean, the coordinates of the rows (or None), singular values and right singular vectors.
 
     They are those of the centred rows, multiplied by the roots of their weights; coordinates are

@@ -142,7 +142,7 @@ def _draw_pairs(
     return artists, labels
 
 
-def _draw_folds(axes: Any, result: Any, component: int) -> tuple[list[Any], list[str]]:
+def _draw_folds(axes: Any, result: CrossValidatedCorrelations, component: int) -> tuple[list[Any], list[str]]:
     """Draw held-out variates with their regression line and its band; return what the legend shows."""
     check_components((component,), result.held_out_x.shape[1], "the cross-validation")
     is_held_out = result.fold_of >= 0

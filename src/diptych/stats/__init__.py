@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from diptych.stats._cross_validation import CrossValidatedCorrelations, cross_validated_correlations
     from diptych.stats._loadings import Loadings, loadings
     from diptych.stats._permutation import PermutationTest, permutation_test
+    from diptych.stats._view_permutation import permutation_test_views
 
 __all__ = [
     "Bootstrap",
@@ -23,6 +24,7 @@ __all__ = [
     "cross_validated_correlations",
     "loadings",
     "permutation_test",
+    "permutation_test_views",
 ]
 
 __getattr__, __dir__ = export_lazily(
@@ -33,5 +35,6 @@ __getattr__, __dir__ = export_lazily(
         "_cross_validation": ["CrossValidatedCorrelations", "cross_validated_correlations"],
         "_loadings": ["Loadings", "loadings"],
         "_permutation": ["PermutationTest", "permutation_test"],
+        "_view_permutation": ["permutation_test_views"],
     },
 )

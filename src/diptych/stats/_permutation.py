@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -25,7 +25,7 @@ from diptych._progress import progress_bar
 from diptych._threads import map_lapack, multiply, one_blas_thread
 from diptych.cca import Engine
 from diptych.cca._canonical import forced_ones
-from diptych.cca._filters import AnyFilter, Filters, Isotropic, Tikhonov
+from diptych.cca._filters import AnyFilter, Isotropic, Tikhonov
 from diptych.stats._chains import (
     STATISTICS,
     TIE,
@@ -55,7 +55,7 @@ REAL = 0.05
 
 @dataclass(frozen=True, eq=False)
 class PermutationTest:
-    """p-values of canonical correlations; see ``permutation_test``.
+    """p-values of canonical correlations; see ``permutation_test`` and ``permutation_test_views``.
 
     ``print`` shows a table, ``to_frame`` returns it as a pandas DataFrame, and ``describe`` returns a
     paragraph for a paper.
@@ -65,7 +65,7 @@ class PermutationTest:
     correlations
         The observed correlations Σ: the singular values of the regularised T, descending. With covariates,
         partial ones; with blocks that are not exchanged, those within blocks. Of a ``PLS``, covariances: the
-        singular values of XᵀY / n.
+        singular values of XᵀY / n. Of m views, (λ − 1) / (m − 1).
     p_values
         Of each correlation, with the earlier components removed.
     standard_errors
@@ -85,9 +85,9 @@ class PermutationTest:
     n_covariates
         Numbers of covariates of X and of Y that are neither constant nor combinations of others.
     n_pairs, n_features
-        Number of pairs, and of the features of X and of Y.
+        Number of pairs (or rows), and of the features of X and of Y (or of all views).
     filters
-        The regularisation of X and of Y.
+        The regularisation of X and of Y (or of all views).
     has_blocks
         Whether blocks were given.
     exchange
@@ -106,8 +106,8 @@ class PermutationTest:
     statistic: Statistic
     n_covariates: tuple[int, int]
     n_pairs: int
-    n_features: tuple[int, int]
-    filters: Filters
+    n_features: tuple[int, ...]
+    filters: tuple[AnyFilter, ...]
     has_blocks: bool
     exchange: Exchange
 
@@ -141,10 +141,13 @@ class PermutationTest:
         alpha = check_number(alpha, "alpha")
         if not 0.0 < alpha < 1.0:
             raise InputError(f"alpha={alpha} is not between 0 and 1; give for example 0.05.")
+        several = len(self.n_features) > 2
+        *sizes, last = (f"{size:,}" for size in self.n_features)
         sentences = [
-            "Canonical correlations of two views "
-            f"({self.n_features[0]:,} and {self.n_features[1]:,} features) of "
-            f"{count(self.n_pairs, 'pair')} were computed {_describe_filters(self.filters)}."
+            f"Canonical correlations of {len(self.n_features) if several else 'two'} views "
+            f"({', '.join(sizes)} and {last} features) of "
+            f"{count(self.n_pairs, 'row' if several else 'pair')} were computed "
+            f"{_describe_filters(self.filters)}."
         ]
         if any(self.n_covariates):
             if not all(self.n_covariates):
@@ -159,10 +162,15 @@ class PermutationTest:
             )
         is_within = self.has_blocks and self.exchange != "blocks"
         within = " within blocks, whose means were subtracted from both views" if is_within else ""
-        noun = {"rows": "pairs", "shift": "pairs by circular shifts", "blocks": "whole blocks of pairs"}
+        noun = {
+            "rows": "rows of every view but one" if several else "pairs",
+            "shift": "pairs by circular shifts",
+            "blocks": "whole blocks of pairs",
+        }
+        statistic = _STATISTICS["views" if several else self.statistic]
         sentences.append(
             f"The correlations were tested by {count(self.n_permutations, 'permutation')} of the "
-            f"{noun[self.exchange]}{within}, with {_STATISTICS[self.statistic]} as statistic."
+            f"{noun[self.exchange]}{within}, with {statistic} as statistic."
         )
         if len(self.p_values) > 1:
             sentences.append(_DESCRIPTIONS[self.method])
@@ -211,6 +219,7 @@ class PermutationTest:
 _STATISTICS = {
     "roy": "the largest correlation (Roy's root)",
     "wilks": "the sum of −log(1 − r²) over the tested correlation and all later ones (Wilks' Λ)",
+    "views": "the largest eigenvalue λ of generalised CCA",
 }
 
 _DESCRIPTIONS = {
@@ -229,12 +238,14 @@ _DESCRIPTIONS = {
 }
 
 
-def _describe_filters(filters: Filters) -> str:
+def _describe_filters(filters: Sequence[AnyFilter]) -> str:
     if isinstance(filters[0], Isotropic):
         return "as the singular values of their cross-covariance matrix"
     if all(filter == Tikhonov(0.0) for filter in filters):
         return "without regularisation"
-    return f"with regularisation ({filters[0]} for X, {filters[1]} for Y)"
+    names = ["X", "Y"] if len(filters) == 2 else [f"view {at}" for at in range(1, len(filters) + 1)]
+    listed = ", ".join(f"{filter} for {name}" for filter, name in zip(filters, names, strict=True))
+    return f"with regularisation ({listed})"
 
 
 def permutation_test(
