@@ -70,7 +70,9 @@ _IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
 _METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
-_FILE = {"content": {kind: {"schema": {"type": "string"}} for kind in (*MEDIA_TYPES.values(), ANY_TYPE)}}
+_FILE = {
+    "content": {kind: {"schema": {"type": "string"}} for kind in (*MEDIA_TYPES.values(), "image/*", ANY_TYPE)}
+}
 _FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: _FILE | {"description": "The file."},
     206: _FILE | {"description": "A part of it."},
@@ -111,7 +113,7 @@ def create_app(
     log_queries
         Write queries to the access log, the logger ``diptych.access``.
     send_files
-        Let clients download the files of items of any type; otherwise they get only images, audio and video.
+        Let clients download the files of all items; otherwise they get audio and video, and images as WebP.
 
     Examples
     --------
@@ -257,7 +259,10 @@ def search_routes(service: Service) -> APIRouter:
 
     @router.post("/similar", **_takes(schemas.SimilarRequest, schemas.SearchResponse))
     async def similar(request: Request) -> JsonResponse:
-        """Find images similar to an image, or captions similar to a caption, by id or by features."""
+        """Find images similar to an image, uploaded or stored, or captions similar to a stored caption.
+
+        Either may also be given by its features.
+        """
         body = await schemas.SimilarRequest.parse(request, service.limits)
         return JsonResponse(await service.find_similar(body))
 
@@ -305,7 +310,10 @@ def item_routes(service: Service) -> APIRouter:
     @router.head("/{item_id:path}/file", include_in_schema=False)
     @router.get("/{item_id:path}/file", responses=_FILE_RESPONSES, response_class=Response)
     async def file(item_id: schemas.ItemPath, request: Request) -> Response:
-        """Return the audio or video file of an item as it is, or a part of it (``Range``)."""
+        """Return the file of an item as it is, or a part of it (``Range``).
+
+        Only audio and video files are sent, and with ``--send-files`` any other, images too, to be saved.
+        """
         return send_file(request, await service.stored_file(item_id))
 
     @router.get("/{item_id:path}", response_model=schemas.ItemOut)

@@ -226,7 +226,7 @@ class LoadedModel:
             content |= {"text": item.text, "has_file": item.path is not None, "media": media}
             if media == "image":
                 content |= {"image_url": f"{url}/image", "thumbnail": f"{url}/thumbnail"}
-            elif item.path is not None:
+            if item.path is not None and (media != "image" or self.send_files):
                 content["file_name"] = os.path.basename(item.path)
                 content["file_url"] = f"{url}/file" if media != "file" or self.send_files else None
         else:

@@ -366,19 +366,21 @@ class AnnotateRequest(TaskQuery):
 
 
 class SimilarRequest(PagedQuery):
-    """Search images similar to an image, or captions similar to a caption."""
+    """Search images similar to an uploaded or stored image, or captions similar to a caption."""
 
+    form_fields = frozenset({"k", "offset", "where", "plus", "minus"})
     model_config = _examples(
         {"id": "images/scene-000007.png"}, {"features": [0.12, -1.5, 0.7], "view": "image"}
     )
     view: Literal["image", "text"] | None = Field(None, description="The view of the features.")
+    image: Files = Field(default=[], description="The image.")
 
     @model_validator(mode="after")
     def _check_view(self) -> Self:
         if (self.features is None) != (self.view is None):
-            raise ValueError("give view together with features, and not with id")
+            raise ValueError("give view together with features, and only then")
         if len(self.names) != 1:
-            raise ValueError("give one id, or the features of one item")
+            raise ValueError("give one id, the features of one item, or one file")
         return self
 
 
@@ -611,8 +613,10 @@ class ItemOut(BaseModel):
     )
     image_url: str | None = Field(None, description="Where to get an image.")
     thumbnail: str | None = Field(None, description="Where to get a small image.")
-    file_url: str | None = Field(None, description="Where to get a file that is no image, if it is sent.")
-    file_name: str | None = Field(None, description="The name of a file that is no image.")
+    file_url: str | None = Field(None, description="Where to get the file as it is, if it is sent.")
+    file_name: str | None = Field(
+        None, description="The name of the file; of an image, only if the file is sent."
+    )
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -154,7 +154,7 @@ class Service:
     async def find_similar(self, body: schemas.SimilarRequest) -> dict[str, Any]:
         """Answer a search for items that are similar to one of their view."""
         start, model = time.perf_counter(), self.model
-        view = body.view or (await self._find_item(model, body.names[0])).view
+        view = body.view or ("image" if body.files else (await self._find_item(model, body.names[0])).view)
         queries = await self._read_queries(model, view, body)
         options = await self._read_options(model, view, body)
         options[view] = Queries(np.asarray(queries), single=True)
@@ -288,7 +288,7 @@ class Service:
         """Return the file of an item that is sent as it is."""
         model = self.model
         item, path = await self._item_with_file(model, item_id, "no-file")
-        if model.media(item) == "image":
+        if model.media(item) == "image" and not model.send_files:
             raise Problem(404, "no-file", "images are sent as WebP; ask for /image or /thumbnail.")
         return await asyncio.to_thread(open_file, path, self.limits.file_bytes, any_type=model.send_files)
 
