@@ -275,6 +275,15 @@ def search_routes(service: Service) -> APIRouter:
         body = await schemas.ScoreRequest.parse(request, service.limits)
         return JsonResponse(await service.score_pairs(body))
 
+    @router.get("/audit", response_model=schemas.AuditResponse)
+    async def audit(query: Annotated[schemas.PageQuery, Query()]) -> JsonResponse:
+        """List stored captions with their images, those first that look as if they belonged to another.
+
+        ``where`` filters the captions. The pairs are audited at the first request, which is answered with 503
+        until that is done, and again once items have changed. Correct a caption with PATCH, or DELETE it.
+        """
+        return JsonResponse(await service.list_audit(query))
+
     @router.post("/learn", **_takes(schemas.LearnRequest, schemas.LearnResponse, 507))
     async def learn(request: Request) -> JsonResponse:
         """Store that a text should find some images, for the next refit; needs ``--writable``.

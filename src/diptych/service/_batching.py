@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -51,7 +52,7 @@ class Batcher:
         self, limits: Limits, threads: int | None = None, on_batch: Callable[[int], None] = lambda size: None
     ) -> None:
         self._limits, self._on_batch = limits, on_batch
-        self._pool = ThreadPoolExecutor(limits.concurrency, "search", _limit_threads, (threads,))
+        self._pool = ThreadPoolExecutor(limits.concurrency, "search", limit_threads, (threads,))
         self._waiting: dict[Key, deque[_Request]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.slots = Slots(limits.concurrency + limits.waiting, "many queries are waiting")
@@ -151,7 +152,22 @@ def _encode_batch(model: LoadedModel, batch: list[list[str] | Matrix]) -> list[Q
     return encoded
 
 
-def _limit_threads(threads: int | None) -> None:
+def run_in_background(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Call a function that takes long in a thread of its own, which does not keep the server from ending."""
+    result = Future[T]()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="background", daemon=True).start()
+    return asyncio.wrap_future(result)
+
+
+def limit_threads(threads: int | None) -> None:
+    """Limit the BLAS and OpenMP threads that this thread uses."""
     # OpenMP counts threads separately for each thread that calls it.
     if threads is not None:
         threadpoolctl.threadpool_limits(threads)

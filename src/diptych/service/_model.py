@@ -26,7 +26,7 @@ from diptych._model_folder import current_version
 from diptych._persistence import real_folder
 from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
-from diptych.retrieval import Hit, Hits, Item, PairScores, Retriever
+from diptych.retrieval import Audit, Hit, Hits, Item, PairScores, Retriever
 from diptych.retrieval._filters import elements, is_number
 from diptych.retrieval._inputs import join_blocks, read_where
 from diptych.retrieval._items import VIEWS, View
@@ -35,7 +35,7 @@ from diptych.retrieval.stores._files import FOR_PEOPLE
 from diptych.retrieval.stores._folder import FolderStore
 from diptych.service._files import MEDIA_TYPES, Media, Upload, encode_first_view, suffix
 from diptych.service._limits import UnreadableFile
-from diptych.service._schemas import Matrix
+from diptych.service._schemas import Matrix, PageQuery
 from diptych.service._writes import Writer
 
 log = logging.getLogger("diptych.service")
@@ -215,6 +215,39 @@ class LoadedModel:
         described = [self.describe_item(item) for item in items]
         more = listing.offset + len(items) < total
         return {"version": self.version, "total": total, "more": more, "items": described}
+
+    def describe_audit(self, audit: Audit, query: PageQuery) -> dict[str, Any]:
+        """Return a page of the pairs of an audit whose captions are still stored and pass the filter."""
+        captions, _ = self.retriever.searcher.list_items(Listing("text"), read_where(query.where))
+        stored = {caption.id: caption for caption in captions}
+        pairs = [pair for pair in audit if pair.text_id in stored]
+        shown = pairs[query.offset : query.offset + query.limit]
+        images = self.retriever.store.items("image", ids=list({pair.image for pair in shown}))
+        items = stored | {image.id: image for image in images}
+        described = [
+            {
+                "image": self.describe_item(items[pair.image]),
+                "caption": self.describe_item(items[pair.text_id]),
+                "score": _round(pair.score),
+                "wrong": _round(pair.wrong),
+                "flagged": pair.flagged,
+            }
+            for pair in shown
+            if pair.image in items  # it may have been removed meanwhile
+        ]
+        return {
+            "version": self.version,
+            "total": len(pairs),
+            "more": query.offset + len(shown) < len(pairs),
+            "flagged": sum(pair.flagged for pair in pairs),
+            "share": _round(audit.share),
+            "pairs": described,
+        }
+
+    def item_state(self) -> tuple[Any, ...]:
+        """Return what changes with the stored items, but for their metadata."""
+        store = self.retriever.store
+        return store.state(), store.count()
 
     def describe_item(self, item: Item) -> dict[str, Any]:
         """Return an item for clients, without the path of its file."""

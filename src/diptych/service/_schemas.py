@@ -559,28 +559,33 @@ class LearnRequest(RequestBody):
         check_sizes(limits, len(self.right), [] if self.text is None else [self.text])
 
 
-class ListQuery(BaseModel):
-    """Which items to list, as parameters of the address."""
+class PageQuery(BaseModel):
+    """A page of some items, as parameters of the address."""
 
     model_config = ConfigDict(extra="forbid")
-    view: Literal["image", "text"] | None = Field(None, description="Only items of one view.")
     where: Annotated[str, Field(max_length=MAX_FILTER)] | None = Field(
         None, description="Only items with this metadata: an expression, or an object as JSON."
     )
+    offset: Annotated[int, Field(ge=0, le=2**53)] = 0
+    limit: Annotated[int, Field(ge=1, description="Items of the page; limited as k of a search is.")] = 50
+
+    def check_limits(self, limits: Limits) -> None:
+        if self.limit > limits.k:
+            raise InputError(f"limit={self.limit} exceeds the limit of this server; give at most {limits.k}.")
+
+
+class ListQuery(PageQuery):
+    """Which items to list, as parameters of the address."""
+
+    view: Literal["image", "text"] | None = Field(None, description="Only items of one view.")
     order_by: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = Field(
         None, description="A metadata key; with - before it, the greatest come first. Default: as added."
     )
-    offset: Annotated[int, Field(ge=0, le=2**53)] = 0
-    limit: Annotated[int, Field(ge=1, description="Items of the page; limited as k of a search is.")] = 50
 
     @property
     def listing(self) -> Listing:
         """What to list of all items."""
         return read_listing(self.view, self.order_by, self.offset, self.limit)
-
-    def check_limits(self, limits: Limits) -> None:
-        if self.limit > limits.k:
-            raise InputError(f"limit={self.limit} exceeds the limit of this server; give at most {limits.k}.")
 
 
 OnConflict = Literal["error", "skip", "replace"]
@@ -692,6 +697,28 @@ class ListResponse(BaseModel):
     total: int = Field(description="How many items there are on all pages.")
     more: bool = Field(description="Whether there are others after these.")
     items: list[ItemOut]
+
+
+class AuditedPairOut(BaseModel):
+    """A stored caption with its image, scored by a model that was not fitted on this pair."""
+
+    image: ItemOut
+    caption: ItemOut
+    score: float
+    wrong: float = Field(description="How likely the caption belongs to another image.")
+    flagged: bool = Field(description="Whether that is more likely than not.")
+
+
+class AuditResponse(BaseModel):
+    """A page of pairs, the lowest scores first."""
+
+    version: str = Field(description="The version of the model that answered.")
+    total: int = Field(description="How many pairs there are on all pages.")
+    more: bool = Field(description="Whether there are others after these.")
+    flagged: int = Field(description="How many of all pairs are flagged.")
+    share: float = Field(description="The estimated share of wrong pairs among all.")
+    outdated: bool = Field(description="Whether items have changed since; they are being audited again then.")
+    pairs: list[AuditedPairOut]
 
 
 class RemoveResponse(BaseModel):
