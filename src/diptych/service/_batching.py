@@ -52,7 +52,7 @@ class Batcher:
         self, limits: Limits, threads: int | None = None, on_batch: Callable[[int], None] = lambda size: None
     ) -> None:
         self._limits, self._on_batch = limits, on_batch
-        self._pool = ThreadPoolExecutor(limits.concurrency, "search", limit_threads, (threads,))
+        self._pool = ThreadPoolExecutor(limits.concurrency, "search", _limit_threads, (threads,))
         self._waiting: dict[Key, deque[_Request]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.slots = Slots(limits.concurrency + limits.waiting, "many queries are waiting")
@@ -152,11 +152,15 @@ def _encode_batch(model: LoadedModel, batch: list[list[str] | Matrix]) -> list[Q
     return encoded
 
 
-def run_in_background(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Call a function that takes long in a thread of its own, which does not keep the server from ending."""
+def run_in_background(function: Callable[[], T], threads: int | None) -> asyncio.Future[T]:
+    """Call a function that takes long in a thread of its own, which does not keep the server from ending.
+
+    ``threads`` is the number of its BLAS and OpenMP threads.
+    """
     result = Future[T]()
 
     def run() -> None:
+        _limit_threads(threads)
         try:
             result.set_result(function())
         except Exception as error:
@@ -166,8 +170,7 @@ def run_in_background(function: Callable[[], T]) -> asyncio.Future[T]:
     return asyncio.wrap_future(result)
 
 
-def limit_threads(threads: int | None) -> None:
-    """Limit the BLAS and OpenMP threads that this thread uses."""
+def _limit_threads(threads: int | None) -> None:
     # OpenMP counts threads separately for each thread that calls it.
     if threads is not None:
         threadpoolctl.threadpool_limits(threads)

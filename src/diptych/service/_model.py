@@ -26,7 +26,7 @@ from diptych._model_folder import current_version
 from diptych._persistence import real_folder
 from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
-from diptych.retrieval import Audit, Hit, Hits, Item, PairScores, Retriever
+from diptych.retrieval import AuditedPair, Hit, Hits, Item, PairScores, Retriever
 from diptych.retrieval._filters import elements, is_number
 from diptych.retrieval._inputs import join_blocks, read_where
 from diptych.retrieval._items import VIEWS, View
@@ -216,14 +216,22 @@ class LoadedModel:
         more = listing.offset + len(items) < total
         return {"version": self.version, "total": total, "more": more, "items": described}
 
-    def describe_audit(self, audit: Audit, query: PageQuery) -> dict[str, Any]:
-        """Return a page of the pairs of an audit whose captions are still stored and pass the filter."""
-        captions, _ = self.retriever.searcher.list_items(Listing("text"), read_where(query.where))
-        stored = {caption.id: caption for caption in captions}
-        pairs = [pair for pair in audit if pair.text_id in stored]
+    def audit(self) -> tuple[list[AuditedPair], float]:
+        """Return the stored pairs, those that look most wrong first, and the share of wrong ones."""
+        audit = self.retriever.audit()
+        return list(audit), audit.share
+
+    def describe_audit(
+        self, pairs: list[AuditedPair], share: float, query: PageQuery, *, outdated: bool
+    ) -> dict[str, Any]:
+        """Return a page of audited pairs whose captions pass the filter and, if ``outdated``, still exist."""
+        if outdated or query.where is not None:
+            captions, _ = self.retriever.searcher.list_items(Listing("text"), read_where(query.where))
+            stored = {caption.id for caption in captions}
+            pairs = [pair for pair in pairs if pair.text_id in stored]
         shown = pairs[query.offset : query.offset + query.limit]
-        images = self.retriever.store.items("image", ids=list({pair.image for pair in shown}))
-        items = stored | {image.id: image for image in images}
+        ids = {item_id for pair in shown for item_id in (pair.image, pair.text_id)}
+        items = {item.id: item for item in self.retriever.store.items(ids=list(ids))}
         described = [
             {
                 "image": self.describe_item(items[pair.image]),
@@ -233,14 +241,15 @@ class LoadedModel:
                 "flagged": pair.flagged,
             }
             for pair in shown
-            if pair.image in items  # it may have been removed meanwhile
+            if pair.image in items and pair.text_id in items  # they may have been removed meanwhile
         ]
         return {
             "version": self.version,
             "total": len(pairs),
             "more": query.offset + len(shown) < len(pairs),
             "flagged": sum(pair.flagged for pair in pairs),
-            "share": _round(audit.share),
+            "share": _round(share),
+            "outdated": outdated,
             "pairs": described,
         }
 

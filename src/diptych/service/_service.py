@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
@@ -18,11 +17,11 @@ from starlette.responses import FileResponse
 
 from diptych._checks import InputError, Task, with_article
 from diptych.encoders import UnreadableImage
-from diptych.retrieval import Audit
+from diptych.retrieval import AuditedPair
 from diptych.retrieval._inputs import Queries, QueryPart
 from diptych.retrieval._items import QUERIED, VIEWS, Item, View
 from diptych.service import _schemas as schemas
-from diptych.service._batching import Batcher, limit_threads, run_in_background
+from diptych.service._batching import Batcher, run_in_background
 from diptych.service._files import Images, Upload, WebpImage, encode_first_view, open_file
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, unknown_item
 from diptych.service._model import LoadedModel, ModelHolder
@@ -78,7 +77,7 @@ class Service:
         self._images_waiting = Slots(self.limits.waiting, "many files are waiting to be encoded")
         self._writing = asyncio.Lock()  # one change at a time, so that searches keep their threads
         self._item_count: asyncio.Future[int] | None = None
-        self._audits: list[tuple[Any, asyncio.Future[Audit]]] = []
+        self._audits: list[tuple[Any, asyncio.Future[tuple[list[AuditedPair], float]]]] = []
         """The last audit and the one before, and of which items they are."""
         for name, about, read in (
             ("diptych_items", "Items of the index; NaN: they cannot be counted now.", self._read_count),
@@ -156,20 +155,19 @@ class Service:
         query.check_limits(self.limits)
         state = await self.look_up(model.item_state)
         if not self._audits or (self._audits[-1][0] != state and self._audits[-1][1].done()):
-            audit = run_in_background(partial(_audit, model, self.threads))
+            audit = run_in_background(model.audit, self.threads)
             self._audits = [*self._audits[-1:], (state, audit)]
         await asyncio.wait({self._audits[-1][1]}, timeout=AUDIT_SECONDS)
         finished = [entry for entry in self._audits if entry[1].done()]
         if not finished:
-            wait = {"Retry-After": "5"}
-            raise Problem(
-                503, "busy", "the pairs are being audited for the first time; try again later.", wait
-            )
+            reason = "the pairs are being audited for the first time; try again later."
+            raise Problem(503, "busy", reason, {"Retry-After": "5"})
         audited, audit = finished[-1]
         if audit.exception() is not None:  # it may go well at the next request
             self._audits = []
-        page = await self.batcher.run(model.describe_audit, audit.result(), query)
-        return page | {"outdated": audited != state}
+        pairs, share = audit.result()
+        outdated = audited != state
+        return await self.batcher.run(model.describe_audit, pairs, share, query, outdated=outdated)
 
     # Searching
 
@@ -399,11 +397,6 @@ class Service:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise Problem(507, "disk", f"the change could not be written to disk ({reason}).") from None
-
-
-def _audit(model: LoadedModel, threads: int | None) -> Audit:
-    limit_threads(threads)
-    return model.retriever.audit()
 
 
 def _list_sources(model: LoadedModel, body: schemas.Content) -> list[Upload | str]:
