@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -26,6 +26,7 @@ from diptych._checks import InputError
 from diptych._persistence import library_version
 from diptych.retrieval import Retriever
 from diptych.service import _schemas as schemas
+from diptych.service._docs import describe_api
 from diptych.service._files import ANY_TYPE, IMAGE_SIDE, MEDIA_TYPES, THUMBNAIL_SIDE, is_known, send_file
 from diptych.service._limits import Limits, ProblemDetails, answer_problem, problem_responses
 from diptych.service._model import LoadedModel, ModelHolder
@@ -399,6 +400,11 @@ def about_routes(service: Service) -> APIRouter:
         limits = {name: getattr(service.limits, name) for name in names}
         writable = service.holder.writer is not None
         return JsonResponse(description | {"limits": limits, "writable": writable})
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        """Return the description of this API for people."""
+        return HTMLResponse(describe_api(request.app.openapi(), str(request.base_url).rstrip("/")))
 
     @router.get("/healthz", response_model=schemas.Health)
     async def healthz() -> JsonResponse:

@@ -594,6 +594,7 @@ OnConflict = Literal["error", "skip", "replace"]
 class SessionRequest(RequestBody):
     """The token, exchanged for a cookie."""
 
+    model_config = _examples({"token": "TOKEN"})
     token: Annotated[str, Field(max_length=1024)]
 
 
