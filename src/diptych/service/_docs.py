@@ -22,10 +22,8 @@ _LIMITS = {
     "minimum": "at least {}",
     "exclusiveMinimum": "above {}",
     "maximum": "at most {}",
-    "minLength": "at least {} characters",
     "maxLength": "at most {} characters",
-    "minItems": "at least {}",
-    "maxItems": "at most {}",
+    "maxItems": "at most {} of them",
 }
 _REFERENCE = "#/components/schemas/"
 
@@ -34,10 +32,12 @@ def describe_api(description: Mapping[str, Any], address: str) -> str:
     """Return the page of an OpenAPI description; ``address`` is that of the server, for the examples."""
     schemas = description["components"]["schemas"]
     routes: dict[str, list[str]] = {}
+    links = []
     for path, methods in description["paths"].items():
         for method, route in methods.items():
             shown = _show_route(method.upper(), path, route, schemas, address)
             routes.setdefault(route["tags"][0], []).append(shown)
+            links.append(f'<li><a href="#{route["operationId"]}">{method.upper()} {escape(path)}</a></li>')
     sections = [f"<h2>{escape(tag.capitalize())}</h2>{''.join(shown)}" for tag, shown in routes.items()]
     objects = (
         f'<h3 id="{name}">{name}</h3>{_text(schema.get("description", ""))}{_show_fields(schema)}'
@@ -45,7 +45,7 @@ def describe_api(description: Mapping[str, Any], address: str) -> str:
         if "properties" in schema
     )
     lead = _text(description["info"]["description"])
-    body = "".join([lead, *sections, "<h2>Objects</h2>", *objects])
+    body = "".join([lead, "<ul>", *links, "</ul>", *sections, "<h2>Objects</h2>", *objects])
     return f"{_HEAD}{body}</section></main></body></html>\n"
 
 
@@ -53,7 +53,8 @@ def _show_route(
     method: str, path: str, route: Mapping[str, Any], schemas: Mapping[str, Any], address: str
 ) -> str:
     contents = route.get("requestBody", {}).get("content", {})
-    parts = [f'<div class="card"><h3>{method} {escape(path)}</h3>', _text(route.get("description", ""))]
+    title = f'<div class="card" id="{route["operationId"]}"><h3>{method} {escape(path)}</h3>'
+    parts = [title, _text(route.get("description", ""))]
     if parameters := route.get("parameters"):
         rows = [(p["name"], {"description": p.get("description"), **p["schema"]}) for p in parameters]
         parts.append(_show_rows("parameter", rows, [p["name"] for p in parameters if p["required"]]))
@@ -121,7 +122,7 @@ def _show_type(schema: Mapping[str, Any]) -> str:
     kind = str(schema.get("format") or schema.get("type", "any"))
     if kind == "array":
         kind = f"list of {_show_type(schema.get('items', {}))}"
-    limits = [words.format(f"{schema[name]:,}") for name, words in _LIMITS.items() if schema.get(name)]
+    limits = [words.format(f"{schema[name]:,}") for name, words in _LIMITS.items() if name in schema]
     return f"{kind} ({', '.join(limits)})" if limits else kind
 
 
