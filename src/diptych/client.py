@@ -202,7 +202,7 @@ class Client:
     ) -> list[str]:
         """Add an image with its captions, or either alone; return the ids of what was added."""
         added = self._send("POST", f"/v1/items?on_conflict={on_conflict}", _Added, addition, image)
-        return [*([] if added.image is None else [added.image]), *added.captions]
+        return [*filter(None, [added.image]), *added.captions]
 
     def update(
         self,
@@ -256,7 +256,7 @@ class Client:
                 return msgspec.json.decode(response.content, type=kind)
             problem = msgspec.json.decode(response.content, type=_Problem)
         except msgspec.DecodeError:
-            message = f"{self._http.base_url} answered {response.status_code} as no server of diptych does."
+            message = f"{self._http.base_url} answered as no server of diptych does; is the address right?"
             raise ServerError(response.status_code, "unexpected", message) from None
         raise ServerError(response.status_code, problem.type.rpartition(":")[2], problem.detail)
 

@@ -157,8 +157,9 @@ class Service:
         if not self._audits or (self._audits[-1][0] != state and self._audits[-1][1].done()):
             audit = run_in_background(model.audit, self.threads)
             self._audits = [*self._audits[-1:], (state, audit)]
-        await asyncio.wait({self._audits[-1][1]}, timeout=AUDIT_SECONDS)
-        finished = [entry for entry in self._audits if entry[1].done()]
+        audits = self._audits
+        await asyncio.wait({audits[-1][1]}, timeout=AUDIT_SECONDS)
+        finished = [entry for entry in audits if entry[1].done()]
         if not finished:
             reason = "the pairs are being audited for the first time; try again later."
             raise Problem(503, "busy", reason, {"Retry-After": "5"})
