@@ -94,7 +94,7 @@ class _Problem(msgspec.Struct):
     detail: str
 
 
-class Query(TypedDict, total=False):
+class QueryFields(TypedDict, total=False):
     """What is searched for, where it is neither a text nor a file, and which hits are returned."""
 
     id: str
@@ -108,7 +108,7 @@ class Query(TypedDict, total=False):
     weighting: str
 
 
-class Addition(TypedDict, total=False):
+class ItemFields(TypedDict, total=False):
     """What is added beside a file; ``captions`` belong to it."""
 
     captions: Sequence[str]
@@ -143,6 +143,8 @@ class Client:
     def __init__(self, address: str, token: str | None = None, *, timeout: float = 30.0) -> None:
         if not address.startswith(("http://", "https://")):
             raise InputError(f"{address!r} is no address of a server; give one that starts with http://.")
+        if token is not None and not token.isascii():
+            raise InputError("the token has other characters than ASCII; give that of the server.")
         self._httpx = import_package("httpx", "the client needs", "client")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = self._httpx.Client(base_url=address, headers=headers, timeout=timeout)
@@ -157,18 +159,18 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def search(self, text: str | None = None, **query: Unpack[Query]) -> SearchResult:
+    def search(self, text: str | None = None, **query: Unpack[QueryFields]) -> SearchResult:
         """Find images for a text, a stored caption or text features."""
         return self._find("search", None, {"text": text, **query})
 
     def annotate(
-        self, image: File | None = None, *, text: str | None = None, **query: Unpack[Query]
+        self, image: File | None = None, *, text: str | None = None, **query: Unpack[QueryFields]
     ) -> SearchResult:
         """Find captions for an image; ``text`` is for a model whose first view is texts."""
         return self._find("annotate", image, {"text": text, **query})
 
     def similar(
-        self, image: File | None = None, *, view: View | None = None, **query: Unpack[Query]
+        self, image: File | None = None, *, view: View | None = None, **query: Unpack[QueryFields]
     ) -> SearchResult:
         """Find items like an image, or like a stored item; ``view`` is that of the features."""
         return self._find("similar", image, {"view": view, **query})
@@ -198,10 +200,10 @@ class Client:
         image: File | None = None,
         *,
         on_conflict: Literal["error", "skip", "replace"] = "error",
-        **addition: Unpack[Addition],
+        **item: Unpack[ItemFields],
     ) -> list[str]:
         """Add an image with its captions, or either alone; return the ids of what was added."""
-        added = self._send("POST", f"/v1/items?on_conflict={on_conflict}", _Added, addition, image)
+        added = self._send("POST", f"/v1/items?on_conflict={on_conflict}", _Added, item, image)
         return [*filter(None, [added.image]), *added.captions]
 
     def update(

@@ -26,6 +26,12 @@ def exchanged(tmp_path_factory):
     return place, x, y, pairing
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Requests wait for an audit, however slow the machine is."""
+    monkeypatch.setattr(_service, "AUDIT_SECONDS", 60)
+
+
 def test_stored_pairs_are_audited_as_pairs_are(exchanged):
     place, x, y, pairing = exchanged
     audit = Retriever.load(place).audit()

@@ -1,5 +1,7 @@
 """The client, with a real server at the other end."""
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -102,7 +104,7 @@ def test_features_may_be_arrays(live_of_features, of_features):
         client.remove(added)
 
 
-def test_problems_say_what_is_wrong(live_guarded, reader, tmp_path):
+def test_problems_say_what_is_wrong(live_guarded, reader, tmp_path, monkeypatch):
     with Client(live_guarded, "a wrong token, of course") as client:
         with pytest.raises(ServerError, match="needs a token") as refused:
             client.search("a star")
@@ -116,6 +118,11 @@ def test_problems_say_what_is_wrong(live_guarded, reader, tmp_path):
         reader.annotate(tmp_path / "missing.png")
     with pytest.raises(InputError, match="starts with http"):
         Client("localhost:8000")
+    with pytest.raises(InputError, match="other characters than ASCII"):
+        Client(live_guarded, "é" * 16)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(InputError, match="the client needs .*; install with: pip install"):
+        Client(live_guarded)
 
 
 def test_no_answer_and_other_answers_are_one_exception(live):
