@@ -11,7 +11,7 @@ PAGE = Path(__file__).with_name("api.md")
 MODULES = (
     *("diptych", "diptych.retrieval", "diptych.cca", "diptych.cca.selection", "diptych.stats"),
     *("diptych.fusion", "diptych.encoders", "diptych.data", "diptych.scenes", "diptych.ranking"),
-    *("diptych.distributed", "diptych.service", "diptych.report"),
+    *("diptych.distributed", "diptych.service", "diptych.client", "diptych.report"),
 )
 HEAD = """# Public names
 

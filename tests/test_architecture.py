@@ -25,7 +25,7 @@ ORDER = [
     ["scenes", "distributed"],
     ["report"],
     ["retrieval"],
-    ["service"],
+    ["service", "client"],
     ["cli"],
     ["__main__"],
 ]

@@ -43,6 +43,10 @@ def test_every_route_returns_the_results_of_the_retriever(pointing, make_client)
     assert ids(client.post("/v1/similar", json={"id": shown}))[0] == shown
     assert client.get(f"/v1/items/{shown}").json()["captions"]
     assert client.get(f"/v1/items/{shown}/thumbnail").status_code == 200
+    wait_until(lambda: client.get("/v1/audit").status_code == 200)
+    assert (
+        client.get("/v1/audit").json()["pairs"][0]["caption"]["id"] == next(iter(retriever.audit())).text_id
+    )
     assert "diptych_items" in client.get("/metrics").text
 
 

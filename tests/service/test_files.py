@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import httpx
 import pytest
@@ -129,6 +130,34 @@ def test_files_of_other_types_are_attachments_if_they_are_sent(make_client, tone
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["content-disposition"] == "attachment; filename*=utf-8''pag%C3%A9.html"
     assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_originals_of_images_are_attachments_if_they_are_sent(make_client, retriever, easy, path_of):
+    plain, client = make_client(retriever), make_client(retriever, send_files=True)
+    place = f"/v1/items/{easy.image.replace('/', '%2F')}"
+    item, content = client.get(place).json(), Path(path_of(easy.image)).read_bytes()
+    assert (item["media"], item["file_name"]) == ("image", Path(easy.image).name)
+    assert item["thumbnail"] == f"{place}/thumbnail"
+    answer = client.get(item["file_url"])
+    assert (answer.status_code, answer.content) == (200, content)
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["content-disposition"] == f'attachment; filename="{Path(easy.image).name}"'
+    assert answer.headers["content-security-policy"].startswith("sandbox")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert client.get(item["file_url"], headers={"Range": "bytes=1-3"}).content == b"PNG"
+    assert {"file_url", "file_name"}.isdisjoint(plain.get(place).json())
+    assert problem(plain.get(f"{place}/file")) == (404, "no-file")
+
+
+def test_a_drawing_with_a_script_never_runs(make_client, tones, tmp_path):
+    """A file that is called an image in the model may be anything."""
+    drawing = tmp_path / "drawing.svg"
+    drawing.write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
+    client = make_client(fit_tones(tones, [drawing, *tones[0][1:]], views=("image", "text")), send_files=True)
+    answer = client.get(client.get("/v1/items/tone%200").json()["file_url"])
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"].startswith("attachment;")
+    assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
 
 
 def test_large_files_are_not_sent(make_client, tones, retriever_of_tones):

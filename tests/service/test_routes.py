@@ -143,7 +143,7 @@ def test_errors_are_problem_details(client, path, body, status, kind):
         ("search", {"text": "a", "plus": [{"id": ["a", "b"]}]}, "plus.0", "give one text, one id or"),
         ("search", {"text": "a", "plus": [7]}, "plus.0", "expected a text, or an object with text, id"),
         ("annotate", {"id": ""}, "id.0", "String should have at least 1 character"),
-        ("similar", {"id": ["a", "b"]}, "", "give one id, or the features of one item"),
+        ("similar", {"id": ["a", "b"]}, "", "give one id, the features of one item, or one file"),
         ("search", {"text": "a", "colour": "red"}, "colour", "Extra inputs are not permitted"),
     ],
 )
@@ -227,10 +227,27 @@ def test_items_without_stored_features_are_encoded_again(make_client, scenes_fol
     assert ids(client.post("/v1/search", json={"id": easy.id, "k": 1})) == [easy.image]
 
 
+def test_an_uploaded_image_finds_similar_images(client, retriever, easy, path_of):
+    path = path_of(easy.image)
+    with open(path, "rb") as file:
+        content = file.read()
+    form = {"k": 4, "offset": 1, "where": 'split != "train"', "plus": '["at night"]'}
+    answer = client.post("/v1/similar", files={"image": ("a.png", content)}, data=form)
+    expected = retriever.similar(image=path, k=4, offset=1, where='split != "train"', plus=["at night"])
+    assert ids(answer) == [hit.id for hit in expected]
+    assert answer.json()["results"][0]["query"] == "a.png"
+    for refused in (
+        client.post("/v1/similar", files=[("image", content), ("image", content)]),
+        client.post("/v1/similar", files={"image": content}, data={"weighting": "uncorrected"}),
+        client.post("/v1/similar", files={"image": content}, data={"view": "image"}),
+    ):
+        assert problem(refused) == (422, "bad-request")
+
+
 def test_openapi_has_limits_bounds_and_examples(make_client):
     openapi = make_client(k=33, batch=5).get("/v1/openapi.json").json()
     kinds = {"application/json", "multipart/form-data"}
-    for path, more in (("annotate", set()), ("items", {"application/x-ndjson"})):
+    for path, more in (("annotate", set()), ("similar", set()), ("items", {"application/x-ndjson"})):
         assert set(openapi["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]) == kinds | more
     schemas = openapi["components"]["schemas"]
     for name in ("SearchRequest", "AnnotateRequest", "AnnotateRequestForm"):

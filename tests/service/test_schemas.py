@@ -18,6 +18,7 @@ OPERATIONS = [
     "POST /v1/items",
     "POST /v1/session",
     "POST /v1/learn",
+    "GET /v1/audit",
     "GET /v1/items",
     "PUT /v1/items/{item_id}",
     "PATCH /v1/items/{item_id}",

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from diptych.cli import app
 from diptych.service import _serve
-from servers import TOKEN
+from servers import TOKEN, make_service
 
 runner = CliRunner()
 
@@ -37,6 +37,28 @@ def test_a_port_in_use_is_an_error(folder):
         other.bind(("127.0.0.1", 0))
         other.listen()
         assert "choose another --port" in refused(folder, "--port", other.getsockname()[1])
+
+
+def test_the_address_for_other_devices_is_printed(folder, monkeypatch):
+    class Network(socket.socket):
+        def connect(self, address):
+            assert self.type == socket.SOCK_DGRAM  # nothing is sent
+
+        def getsockname(self):
+            return ("192.168.7.5", 0) if self.type == socket.SOCK_DGRAM else super().getsockname()
+
+    service, lines = make_service(folder, token=TOKEN), []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: None)
+    for host in ("0.0.0.0", "127.0.0.1"):
+        with _serve.listen(host, 0) as listener, monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", Network)
+            _serve.run(service, listener, say=lines.append)
+            port = listener.getsockname()[1]
+        assert f"Open http://127.0.0.1:{port}/ (Ctrl+C stops)" in lines
+        shared = f"On other devices of this network: http://192.168.7.5:{port}/ (with the token)"
+        assert (shared in lines) == (host == "0.0.0.0")
+    assert len(lines) == 5
+    assert TOKEN not in "".join(lines)
 
 
 def test_a_missing_package_is_named_with_the_install_command(folder):

@@ -32,7 +32,7 @@ def serve(
     max_concurrency: int = limit_option(8, "Threads that search and encode.", min=1),
     decode_seconds: float = limit_option(10, "Time to decode one image.", min=0.1),
     log_queries: bool = option(False, "Write queries to the access log."),
-    send_files: bool = option(False, "Let clients download files that are no image, audio or video."),
+    send_files: bool = option(False, "Let clients download all files of items as they are."),
     no_browser: bool = option(False, "Do not open a browser."),
     threads: Threads = None,
     quiet: bool = option(False, "Write no access log.", "-q"),

@@ -28,9 +28,11 @@ from diptych._progress import progress_bar
 from diptych.retrieval._calibration import FEWEST_IMAGES, Bools
 from diptych.retrieval._fitted import make_projectors
 from diptych.retrieval._pair_scores import Floats, Integers, exchange, mean_scores, write_csv
+from diptych.retrieval._placing import is_caption
 
 if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
+    from diptych.retrieval._searcher import Searcher
 
 FOLDS = 5
 
@@ -169,6 +171,34 @@ def audit_pairs(pairs: PairedViews, *, random_state: int = 0) -> Audit:
     scores, exchanged = score_unseen(pairs.x, pairs.y, data.pairing, data.views, random_state)
     wrong, share = estimate_wrong(scores, exchanged)
     return Audit(data, scores, wrong, share)
+
+
+def audit_stored(searcher: Searcher) -> Audit:
+    """Audit the stored images and their captions; see ``Retriever.audit``."""
+    from diptych.data import PairedDataset, PairedViews
+
+    store, names = searcher.store, searcher.encoders.views
+    texts = list(filter(is_caption, store.items("text")))
+    images = list(store.items("image", ids=sorted({str(text.image) for text in texts})))
+    row = {image.id: number for number, image in enumerate(images)}
+    texts = [text for text in texts if text.image in row]
+    x = store.features("image", [image.id for image in images])
+    y = store.features("text", [text.id for text in texts])
+    if x is None or y is None:
+        raise InputError(
+            "the features of the items are not kept, which an audit needs; fit with keep_features=True, or "
+            "audit the pairs themselves with diptych audit."
+        )
+    paths = [Path(image.path) for image in images if image.path is not None]
+    data = PairedDataset(
+        tuple(row),
+        tuple(text.text or "" for text in texts),
+        np.array([row[str(text.image)] for text in texts], np.int64),
+        tuple(text.id for text in texts),
+        paths=tuple(paths) if len(paths) == len(images) else None,
+        views=names,
+    )
+    return audit_pairs(PairedViews(data, x, y))
 
 
 def score_unseen(

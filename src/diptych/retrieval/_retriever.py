@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from diptych.data import PairedDataset, PairedViews
     from diptych.encoders import HKSE, ImageEncoder, SentenceEncoder
     from diptych.fusion import Fusion
+    from diptych.retrieval._audit import Audit
     from diptych.retrieval._evaluation import Evaluation
     from diptych.retrieval._near_duplicates import Duplicates
     from diptych.retrieval._pair_scores import PairScores
@@ -448,6 +449,25 @@ class Retriever:
         from diptych.retrieval._near_duplicates import find_duplicates
 
         return self._current.run(lambda model: find_duplicates(model, view, threshold), uses_encoders=True)
+
+    def audit(self) -> Audit:
+        """Score every stored caption with its image, by models that were not fitted on the pair.
+
+        So wrong captions are found among the items of any model that keeps their features;
+        ``docs/audit.md`` says what the numbers mean.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(400, 8))
+        >>> y = x[:, :6] + 0.3 * rng.normal(size=(400, 6))
+        >>> y[[3, 5]] = y[[5, 3]]  # two captions are exchanged
+        >>> [pair.image for pair in Retriever.from_features(x, y).audit() if pair.flagged]
+        ['5', '3']
+        """
+        from diptych.retrieval._audit import audit_stored
+
+        return self._current.run(audit_stored, uses_encoders=True)
 
     def score_pairs(
         self,

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -26,6 +26,7 @@ from diptych._checks import InputError
 from diptych._persistence import library_version
 from diptych.retrieval import Retriever
 from diptych.service import _schemas as schemas
+from diptych.service._docs import describe_api
 from diptych.service._files import ANY_TYPE, IMAGE_SIDE, MEDIA_TYPES, THUMBNAIL_SIDE, is_known, send_file
 from diptych.service._limits import Limits, ProblemDetails, answer_problem, problem_responses
 from diptych.service._model import LoadedModel, ModelHolder
@@ -70,7 +71,9 @@ _IMAGE_RESPONSES: dict[int | str, dict[str, Any]] = {
 _METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
-_FILE = {"content": {kind: {"schema": {"type": "string"}} for kind in (*MEDIA_TYPES.values(), ANY_TYPE)}}
+_FILE = {
+    "content": {kind: {"schema": {"type": "string"}} for kind in (*MEDIA_TYPES.values(), "image/*", ANY_TYPE)}
+}
 _FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: _FILE | {"description": "The file."},
     206: _FILE | {"description": "A part of it."},
@@ -111,7 +114,7 @@ def create_app(
     log_queries
         Write queries to the access log, the logger ``diptych.access``.
     send_files
-        Let clients download the files of items of any type; otherwise they get only images, audio and video.
+        Let clients download the files of all items; otherwise they get audio and video, and images as WebP.
 
     Examples
     --------
@@ -257,7 +260,10 @@ def search_routes(service: Service) -> APIRouter:
 
     @router.post("/similar", **_takes(schemas.SimilarRequest, schemas.SearchResponse))
     async def similar(request: Request) -> JsonResponse:
-        """Find images similar to an image, or captions similar to a caption, by id or by features."""
+        """Find images similar to an image, uploaded or stored, or captions similar to a stored caption.
+
+        Either may also be given by its features.
+        """
         body = await schemas.SimilarRequest.parse(request, service.limits)
         return JsonResponse(await service.find_similar(body))
 
@@ -269,6 +275,15 @@ def search_routes(service: Service) -> APIRouter:
         """
         body = await schemas.ScoreRequest.parse(request, service.limits)
         return JsonResponse(await service.score_pairs(body))
+
+    @router.get("/audit", response_model=schemas.AuditResponse)
+    async def audit(query: Annotated[schemas.PageQuery, Query()]) -> JsonResponse:
+        """List stored captions with their images, those first that look as if they belonged to another.
+
+        ``where`` filters the captions. The pairs are audited at the first request, which is answered with 503
+        until that is done, and again once items have changed. Correct a caption with PATCH, or DELETE it.
+        """
+        return JsonResponse(await service.list_audit(query))
 
     @router.post("/learn", **_takes(schemas.LearnRequest, schemas.LearnResponse, 507))
     async def learn(request: Request) -> JsonResponse:
@@ -305,7 +320,10 @@ def item_routes(service: Service) -> APIRouter:
     @router.head("/{item_id:path}/file", include_in_schema=False)
     @router.get("/{item_id:path}/file", responses=_FILE_RESPONSES, response_class=Response)
     async def file(item_id: schemas.ItemPath, request: Request) -> Response:
-        """Return the audio or video file of an item as it is, or a part of it (``Range``)."""
+        """Return the file of an item as it is, or a part of it (``Range``).
+
+        Only audio and video files are sent, and with ``--send-files`` any other, images too, to be saved.
+        """
         return send_file(request, await service.stored_file(item_id))
 
     @router.get("/{item_id:path}", response_model=schemas.ItemOut)
@@ -382,6 +400,11 @@ def about_routes(service: Service) -> APIRouter:
         limits = {name: getattr(service.limits, name) for name in names}
         writable = service.holder.writer is not None
         return JsonResponse(description | {"limits": limits, "writable": writable})
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        """Return the description of this API for people."""
+        return HTMLResponse(describe_api(request.app.openapi(), str(request.base_url).rstrip("/")))
 
     @router.get("/healthz", response_model=schemas.Health)
     async def healthz() -> JsonResponse:

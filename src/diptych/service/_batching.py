@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -149,6 +150,24 @@ def _encode_batch(model: LoadedModel, batch: list[list[str] | Matrix]) -> list[Q
         else:
             encoded.append(Queries(queries, False, [()] * len(queries)))
     return encoded
+
+
+def run_in_background(function: Callable[[], T], threads: int | None) -> asyncio.Future[T]:
+    """Call a function that takes long in a thread of its own, which does not keep the server from ending.
+
+    ``threads`` is the number of its BLAS and OpenMP threads.
+    """
+    result = Future[T]()
+
+    def run() -> None:
+        _limit_threads(threads)
+        try:
+            result.set_result(function())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="background", daemon=True).start()
+    return asyncio.wrap_future(result)
 
 
 def _limit_threads(threads: int | None) -> None:

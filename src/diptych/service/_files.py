@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import mimetypes
 import os
 import queue
 import re
@@ -32,6 +33,7 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import NotModifiedResponse
 
 from diptych.encoders import UnreadableImage
+from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.retrieval._encoders import Encoders
 from diptych.service._decoder import read_frame, write_frame
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, busy
@@ -57,6 +59,8 @@ MEDIA_TYPES = {
 """Files that are sent as they are, for a browser to play."""
 
 ANY_TYPE = "application/octet-stream"
+SANDBOX = {"Content-Security-Policy": "sandbox; default-src 'none'"}
+"""For a file that a browser shows nevertheless: no script of it runs."""
 
 # The first bytes of these formats; of MP3 and AAC without tags, those of a frame.
 _MEDIA_HEAD = re.compile(
@@ -264,11 +268,14 @@ def open_file(path: str, max_bytes: int, *, any_type: bool) -> FileResponse:
 
     Only audio and video may be, by the suffix of the file that the path leads to and by its first bytes, so
     that neither a name nor a link in a folder from a stranger makes the server send anything else. With
-    ``any_type``, any file may be, which browsers must not show.
+    ``any_type``, any file may be, which browsers must not show: images have their own type, others none.
     """
     path = os.path.realpath(path)
+    is_media = suffix(path) in MEDIA_TYPES
     media_type = MEDIA_TYPES.get(suffix(path), ANY_TYPE)
-    if media_type == ANY_TYPE and not any_type:
+    if suffix(path) in IMAGE_SUFFIXES:  # none of which can have a script
+        media_type = mimetypes.guess_type(path)[0] or ANY_TYPE
+    if not (is_media or any_type):
         raise _no_file("is neither audio nor video, and is not sent")
     try:
         status = os.stat(path)
@@ -278,7 +285,7 @@ def open_file(path: str, max_bytes: int, *, any_type: bool) -> FileResponse:
             head = file.read(12)
     except OSError:
         raise _no_file("is missing") from None
-    if media_type != ANY_TYPE and not _MEDIA_HEAD.match(head):
+    if is_media and not _MEDIA_HEAD.match(head):
         raise _no_file("is neither audio nor video, and is not sent")
     if status.st_size > max_bytes:
         raise _no_file(f"has {status.st_size:,} bytes; at most {max_bytes:,} are sent")
@@ -287,8 +294,8 @@ def open_file(path: str, max_bytes: int, *, any_type: bool) -> FileResponse:
         media_type=media_type,
         stat_result=status,
         filename=os.path.basename(path).encode(errors="replace").decode(),
-        content_disposition_type="attachment" if media_type == ANY_TYPE else "inline",
-        headers={"Cache-Control": "private, max-age=300"},
+        content_disposition_type="inline" if is_media else "attachment",
+        headers={"Cache-Control": "private, max-age=300"} | ({} if is_media else SANDBOX),
     )
 
 

@@ -26,7 +26,7 @@ from diptych._model_folder import current_version
 from diptych._persistence import real_folder
 from diptych.encoders._decoding import EXTENSIONS as IMAGE_SUFFIXES
 from diptych.report._card import FIGURE_FILE, RELIABILITY_FILE, describe_correction
-from diptych.retrieval import Hit, Hits, Item, PairScores, Retriever
+from diptych.retrieval import AuditedPair, Hit, Hits, Item, PairScores, Retriever
 from diptych.retrieval._filters import elements, is_number
 from diptych.retrieval._inputs import join_blocks, read_where
 from diptych.retrieval._items import VIEWS, View
@@ -35,7 +35,7 @@ from diptych.retrieval.stores._files import FOR_PEOPLE
 from diptych.retrieval.stores._folder import FolderStore
 from diptych.service._files import MEDIA_TYPES, Media, Upload, encode_first_view, suffix
 from diptych.service._limits import UnreadableFile
-from diptych.service._schemas import Matrix
+from diptych.service._schemas import Matrix, PageQuery
 from diptych.service._writes import Writer
 
 log = logging.getLogger("diptych.service")
@@ -216,6 +216,48 @@ class LoadedModel:
         more = listing.offset + len(items) < total
         return {"version": self.version, "total": total, "more": more, "items": described}
 
+    def audit(self) -> tuple[list[AuditedPair], float]:
+        """Return the stored pairs, those that look most wrong first, and the share of wrong ones."""
+        audit = self.retriever.audit()
+        return list(audit), audit.share
+
+    def describe_audit(
+        self, pairs: list[AuditedPair], share: float, query: PageQuery, *, outdated: bool
+    ) -> dict[str, Any]:
+        """Return a page of audited pairs whose captions pass the filter and, if ``outdated``, still exist."""
+        if outdated or query.where is not None:
+            captions, _ = self.retriever.searcher.list_items(Listing("text"), read_where(query.where))
+            stored = {caption.id for caption in captions}
+            pairs = [pair for pair in pairs if pair.text_id in stored]
+        shown = pairs[query.offset : query.offset + query.limit]
+        ids = {item_id for pair in shown for item_id in (pair.image, pair.text_id)}
+        items = {item.id: item for item in self.retriever.store.items(ids=list(ids))}
+        described = [
+            {
+                "image": self.describe_item(items[pair.image]),
+                "caption": self.describe_item(items[pair.text_id]),
+                "score": _round(pair.score),
+                "wrong": _round(pair.wrong),
+                "flagged": pair.flagged,
+            }
+            for pair in shown
+            if pair.image in items and pair.text_id in items  # they may have been removed meanwhile
+        ]
+        return {
+            "version": self.version,
+            "total": len(pairs),
+            "more": query.offset + len(shown) < len(pairs),
+            "flagged": sum(pair.flagged for pair in pairs),
+            "share": _round(share),
+            "outdated": outdated,
+            "pairs": described,
+        }
+
+    def item_state(self) -> tuple[Any, ...]:
+        """Return what changes with the stored items, but for their metadata."""
+        store = self.retriever.store
+        return store.state(), store.count()
+
     def describe_item(self, item: Item) -> dict[str, Any]:
         """Return an item for clients, without the path of its file."""
         content: dict[str, Any] = {"id": item.id, "view": item.view}
@@ -226,7 +268,7 @@ class LoadedModel:
             content |= {"text": item.text, "has_file": item.path is not None, "media": media}
             if media == "image":
                 content |= {"image_url": f"{url}/image", "thumbnail": f"{url}/thumbnail"}
-            elif item.path is not None:
+            if item.path is not None and (media != "image" or self.send_files):
                 content["file_name"] = os.path.basename(item.path)
                 content["file_url"] = f"{url}/file" if media != "file" or self.send_files else None
         else:

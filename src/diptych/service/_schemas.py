@@ -366,19 +366,21 @@ class AnnotateRequest(TaskQuery):
 
 
 class SimilarRequest(PagedQuery):
-    """Search images similar to an image, or captions similar to a caption."""
+    """Search images similar to an uploaded or stored image, or captions similar to a caption."""
 
+    form_fields = frozenset({"k", "offset", "where", "plus", "minus"})
     model_config = _examples(
         {"id": "images/scene-000007.png"}, {"features": [0.12, -1.5, 0.7], "view": "image"}
     )
     view: Literal["image", "text"] | None = Field(None, description="The view of the features.")
+    image: Files = Field(default=[], description="The image.")
 
     @model_validator(mode="after")
     def _check_view(self) -> Self:
         if (self.features is None) != (self.view is None):
-            raise ValueError("give view together with features, and not with id")
+            raise ValueError("give view together with features, and only then")
         if len(self.names) != 1:
-            raise ValueError("give one id, or the features of one item")
+            raise ValueError("give one id, the features of one item, or one file")
         return self
 
 
@@ -557,28 +559,33 @@ class LearnRequest(RequestBody):
         check_sizes(limits, len(self.right), [] if self.text is None else [self.text])
 
 
-class ListQuery(BaseModel):
-    """Which items to list, as parameters of the address."""
+class PageQuery(BaseModel):
+    """A page of some items, as parameters of the address."""
 
     model_config = ConfigDict(extra="forbid")
-    view: Literal["image", "text"] | None = Field(None, description="Only items of one view.")
     where: Annotated[str, Field(max_length=MAX_FILTER)] | None = Field(
         None, description="Only items with this metadata: an expression, or an object as JSON."
     )
+    offset: Annotated[int, Field(ge=0, le=2**53)] = 0
+    limit: Annotated[int, Field(ge=1, description="Items of the page; limited as k of a search is.")] = 50
+
+    def check_limits(self, limits: Limits) -> None:
+        if self.limit > limits.k:
+            raise InputError(f"limit={self.limit} exceeds the limit of this server; give at most {limits.k}.")
+
+
+class ListQuery(PageQuery):
+    """Which items to list, as parameters of the address."""
+
+    view: Literal["image", "text"] | None = Field(None, description="Only items of one view.")
     order_by: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = Field(
         None, description="A metadata key; with - before it, the greatest come first. Default: as added."
     )
-    offset: Annotated[int, Field(ge=0, le=2**53)] = 0
-    limit: Annotated[int, Field(ge=1, description="Items of the page; limited as k of a search is.")] = 50
 
     @property
     def listing(self) -> Listing:
         """What to list of all items."""
         return read_listing(self.view, self.order_by, self.offset, self.limit)
-
-    def check_limits(self, limits: Limits) -> None:
-        if self.limit > limits.k:
-            raise InputError(f"limit={self.limit} exceeds the limit of this server; give at most {limits.k}.")
 
 
 OnConflict = Literal["error", "skip", "replace"]
@@ -587,6 +594,7 @@ OnConflict = Literal["error", "skip", "replace"]
 class SessionRequest(RequestBody):
     """The token, exchanged for a cookie."""
 
+    model_config = _examples({"token": "TOKEN"})
     token: Annotated[str, Field(max_length=1024)]
 
 
@@ -611,8 +619,10 @@ class ItemOut(BaseModel):
     )
     image_url: str | None = Field(None, description="Where to get an image.")
     thumbnail: str | None = Field(None, description="Where to get a small image.")
-    file_url: str | None = Field(None, description="Where to get a file that is no image, if it is sent.")
-    file_name: str | None = Field(None, description="The name of a file that is no image.")
+    file_url: str | None = Field(None, description="Where to get the file as it is, if it is sent.")
+    file_name: str | None = Field(
+        None, description="The name of the file; of an image, only if the file is sent."
+    )
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -688,6 +698,28 @@ class ListResponse(BaseModel):
     total: int = Field(description="How many items there are on all pages.")
     more: bool = Field(description="Whether there are others after these.")
     items: list[ItemOut]
+
+
+class AuditedPairOut(BaseModel):
+    """A stored caption with its image, scored by a model that was not fitted on this pair."""
+
+    image: ItemOut
+    caption: ItemOut
+    score: float
+    wrong: float = Field(description="How likely the caption belongs to another image.")
+    flagged: bool = Field(description="Whether that is more likely than not.")
+
+
+class AuditResponse(BaseModel):
+    """A page of pairs, the lowest scores first."""
+
+    version: str = Field(description="The version of the model that answered.")
+    total: int = Field(description="How many pairs there are on all pages.")
+    more: bool = Field(description="Whether there are others after these.")
+    flagged: int = Field(description="How many of all pairs are flagged.")
+    share: float = Field(description="The estimated share of wrong pairs among all.")
+    outdated: bool = Field(description="Whether items have changed since; they are being audited again then.")
+    pairs: list[AuditedPairOut]
 
 
 class RemoveResponse(BaseModel):

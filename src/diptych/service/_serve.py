@@ -30,7 +30,7 @@ from diptych._checks import InputError, count
 from diptych.service._app import build_app
 from diptych.service._limits import Limits
 from diptych.service._model import ModelHolder
-from diptych.service._security import ON_TRUSTED, check_token
+from diptych.service._security import ON_TRUSTED, check_token, is_loopback
 from diptych.service._service import Service
 
 GRACE_SECONDS = 15
@@ -134,6 +134,8 @@ def run(
     items, views = service.model.describe()["items"], service.model.views
     say(f"{service.model.name}: {count(items['image'], views.image)}, {count(items['text'], views.text)}")
     say(f"Open {url} (Ctrl+C stops)")
+    if (address := network_url(listener)) is not None:
+        say(f"On other devices of this network: {address} (with the token)")
     if browser:
         threading.Thread(target=_open_browser, args=(server, url), daemon=True).start()
     # Uvicorn takes signals over only once its event loop runs: Ctrl+C before that would end in a traceback.
@@ -165,6 +167,18 @@ def page_url(listener: socket.socket) -> str:
     if host in ("0.0.0.0", "::"):  # noqa: S104, all addresses, among them this one
         host = "127.0.0.1"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def network_url(listener: socket.socket) -> str | None:
+    """Return the URL of the page for other devices of the local network; None if it is for this machine."""
+    host, port = listener.getsockname()[:2]
+    if host not in ("0.0.0.0", "::"):  # noqa: S104
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # chooses the way to an address of no one, and sends nothing
+        address = probe.getsockname()[0]
+        return None if is_loopback(address) else f"http://{address}:{port}/"
+    return None
 
 
 def _open_browser(server: uvicorn.Server, url: str) -> None:

@@ -17,10 +17,11 @@ from starlette.responses import FileResponse
 
 from diptych._checks import InputError, Task, with_article
 from diptych.encoders import UnreadableImage
+from diptych.retrieval import AuditedPair
 from diptych.retrieval._inputs import Queries, QueryPart
 from diptych.retrieval._items import QUERIED, VIEWS, Item, View
 from diptych.service import _schemas as schemas
-from diptych.service._batching import Batcher
+from diptych.service._batching import Batcher, run_in_background
 from diptych.service._files import Images, Upload, WebpImage, encode_first_view, open_file
 from diptych.service._limits import Limits, Problem, Slots, UnreadableFile, unknown_item
 from diptych.service._model import LoadedModel, ModelHolder
@@ -33,6 +34,8 @@ P = ParamSpec("P")
 
 COUNT_SECONDS = 1.0
 """How long the metrics wait for the number of items in a database."""
+AUDIT_SECONDS = 2.0
+"""How long a request waits for an audit that has just begun."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -74,6 +77,8 @@ class Service:
         self._images_waiting = Slots(self.limits.waiting, "many files are waiting to be encoded")
         self._writing = asyncio.Lock()  # one change at a time, so that searches keep their threads
         self._item_count: asyncio.Future[int] | None = None
+        self._audits: list[tuple[Any, asyncio.Future[tuple[list[AuditedPair], float]]]] = []
+        """The last audit and the one before, and of which items they are."""
         for name, about, read in (
             ("diptych_items", "Items of the index; NaN: they cannot be counted now.", self._read_count),
             ("diptych_searches_open", "Searches that wait or run.", lambda: self.batcher.slots.used),
@@ -141,6 +146,30 @@ class Service:
         query.check_limits(self.limits)
         return await self.batcher.run(model.describe_items, query.listing, query.where)
 
+    async def list_audit(self, query: schemas.PageQuery) -> dict[str, Any]:
+        """Return a page of the stored pairs, those that look most wrong first.
+
+        They are audited in the background, once until items change; meanwhile the last audit is shown.
+        """
+        model = self.model
+        query.check_limits(self.limits)
+        state = await self.look_up(model.item_state)
+        if not self._audits or (self._audits[-1][0] != state and self._audits[-1][1].done()):
+            audit = run_in_background(model.audit, self.threads)
+            self._audits = [*self._audits[-1:], (state, audit)]
+        audits = self._audits
+        await asyncio.wait({audits[-1][1]}, timeout=AUDIT_SECONDS)
+        finished = [entry for entry in audits if entry[1].done()]
+        if not finished:
+            reason = "the pairs are being audited for the first time; try again later."
+            raise Problem(503, "busy", reason, {"Retry-After": "5"})
+        audited, audit = finished[-1]
+        if audit.exception() is not None:  # it may go well at the next request
+            self._audits = []
+        pairs, share = audit.result()
+        outdated = audited != state
+        return await self.batcher.run(model.describe_audit, pairs, share, query, outdated=outdated)
+
     # Searching
 
     async def search(self, task: Task, body: schemas.TaskQuery) -> dict[str, Any]:
@@ -154,7 +183,7 @@ class Service:
     async def find_similar(self, body: schemas.SimilarRequest) -> dict[str, Any]:
         """Answer a search for items that are similar to one of their view."""
         start, model = time.perf_counter(), self.model
-        view = body.view or (await self._find_item(model, body.names[0])).view
+        view = body.view or ("image" if body.files else (await self._find_item(model, body.names[0])).view)
         queries = await self._read_queries(model, view, body)
         options = await self._read_options(model, view, body)
         options[view] = Queries(np.asarray(queries), single=True)
@@ -288,7 +317,7 @@ class Service:
         """Return the file of an item that is sent as it is."""
         model = self.model
         item, path = await self._item_with_file(model, item_id, "no-file")
-        if model.media(item) == "image":
+        if model.media(item) == "image" and not model.send_files:
             raise Problem(404, "no-file", "images are sent as WebP; ask for /image or /thumbnail.")
         return await asyncio.to_thread(open_file, path, self.limits.file_bytes, any_type=model.send_files)
 
