@@ -23,9 +23,9 @@ def first_caption(page):
     return line.get_attribute("data-caption")
 
 
-def find_captions(page, at=0):
+def find_captions(page, which=".tile"):
     """Open an item, and search captions for it."""
-    page.locator(".tile").nth(at).click()
+    page.locator(which).first.click()
     page.get_by_role("link", name=re.compile("^Find ")).click()
 
 

@@ -697,7 +697,7 @@ def test_show_more_appends_the_next_results(visit_dated, dated, width):
     page.reload()
     assert shown_ids(page, 36) == expected
     page.wait_for_function("(top) => Math.abs(scrollY - top) < 2", arg=top)
-    find_captions(page, 30)
+    find_captions(page, f".tile[data-item='{expected[30]}']")
     first_caption(page)
     page.go_back()
     page.get_by_role("dialog").wait_for()

@@ -354,7 +354,7 @@ listenToItem({ go: (item) => go({ ...state, item }, { replace: true }), left: le
 listenToParts((part) => go(withPart(state, part), { focus: false }));
 // The browser would scroll before there are results.
 history.scrollRestoration = "manual";
-addEventListener("scrollend", keepPlace);
+addEventListener("scrollend", () => (list || state.model) && keepPlace());
 
 listen({
   typed: (q, done) => {
@@ -392,11 +392,16 @@ listen({
       return;
     }
     const next = { ...read(location), upload: null };
-    // An uploaded file is not part of the address.
-    const isItem = next.item !== state.item && isSameList({ ...next, upload: state.upload, similar: state.similar }, state);
-    state = isItem ? { ...state, item: next.item } : next;
-    if (isItem) showItem();
-    else render({ focus: false, restored: true });
+    // An uploaded file is not part of the address, and an open item may have made the list longer.
+    const { upload, similar, k } = state;
+    if (next.item !== state.item && isSameList({ ...next, upload, similar, k }, state)) {
+      state = { ...state, item: next.item };
+      history.replaceState(history.state, "", write(state));
+      showItem();
+    } else {
+      state = next;
+      render({ focus: false, restored: true });
+    }
   },
 }, TYPING);
 

@@ -5,8 +5,8 @@ import { by, day, h, plain, show } from "./dom.js";
 import { tile } from "./results.js";
 import { listing } from "./search.js";
 
-const PAGE = 60;
-const ROWS = 3; // above and below the window
+const PAGE = 30;
+const ROWS = 2; // above and below the window
 const WAIT = 60; // until the window rests, so that pages it only passes are not loaded
 const [GAP, CAPTION, LABEL] = [14, 34, 26]; // px, as in the style sheet
 

@@ -54,7 +54,7 @@ export function frame(item, { lazy = true, whole = false } = {}) {
   };
   if (item.media === "image") {
     const src = whole ? api.image(item.id) : api.thumbnail(item.id);
-    inside.append(h("img", { src, alt: "", loading: lazy ? "lazy" : "eager", decoding: "async", onerror: fallback }));
+    inside.append(h("img", { src, alt: whole ? captionOf(item) || item.id : "", loading: lazy ? "lazy" : "eager", decoding: "async", onerror: fallback }));
   } else {
     fallback();
   }
