@@ -208,6 +208,7 @@ def test_a_slow_search_shows_placeholders(visit):
             "/?q=a star&compare=1",
             "/?image={image}",
             "/?image={image}&similar=1",
+            "/?item={image}&by=split",
             "/#model",
         ),
         "/?q=a star&minus=two boats on the sea under a starry sky&plus.id={image}&filter=split != 'train'",
