@@ -27,7 +27,7 @@ FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
-PATIENCE = 8_000
+PATIENCE = 60_000
 
 
 @pytest.fixture(autouse=True)

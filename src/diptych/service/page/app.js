@@ -290,8 +290,7 @@ function failed(problem, place) {
 
 /** Show a message in place of the page. */
 function showInstead(shown) {
-  by("search").hidden = true;
-  by("model").hidden = true;
+  for (const section of ["search", "browse", "model"]) by(section).hidden = true;
   show(by("message"), shown);
 }
 

@@ -1,6 +1,6 @@
 // One item, large, in a dialog: what is known of it, what can be done with it, the next and the previous one.
 
-import { api } from "./api.js";
+import { api, Problem } from "./api.js";
 import { by, h, number, plain, show } from "./dom.js";
 import { notice } from "./notices.js";
 import { actions, captionOf, ownText, showItem } from "./results.js";
@@ -63,6 +63,7 @@ export async function openItem(id, list, state, model) {
     show(by("item-about"), about(item, state, model));
   } catch (problem) {
     if (open.id !== id || problem.name === "AbortError") return;
+    if (!(problem instanceof Problem)) throw problem;
     const title = problem.kind === "unknown-item" ? "This item does not exist" : "This item cannot be shown";
     show(by("item-stage"), notice(title, problem.kind === "unknown-item" ? null : problem.message));
     show(by("item-about"), h("h2", { id: "item-title" }, id));
