@@ -87,7 +87,7 @@ def test_an_item_is_opened_and_left_by_keyboard(visit_dated, dated, width):
     page.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
     page.wait_for_function(f"(id) => {FOCUSED} === id", arg=expected[13])
-    assert "item=" not in page.url
+    page.wait_for_url(lambda url: "item=" not in url)
     assert shown_ids(page, 24) == expected
     page.go_forward()
     dialog.wait_for()
@@ -255,14 +255,13 @@ def test_items_that_are_added_meanwhile_are_shown(visit, serve, rng):
     page.locator(".collection li[aria-posinset='200'] [data-item='image 0']").wait_for()
 
 
-@WINDOWS
-def test_long_lists_are_searched_and_ranges_have_histograms(visit, serve, rng, width):
+def test_long_lists_are_searched_and_ranges_have_histograms(visit, serve, rng):
     x = rng.normal(size=(90, 8)).astype("float32")
     names = [f"image {i}" for i in range(90)]
     metadata = {name: {"camera": f"camera {i % 30}", "size": i * i / 7} for i, name in enumerate(names)}
     library = Retriever.from_model(Fusion.zero_shot(8))
     library.add(x, x, ids=names, metadata=metadata)
-    page = visit(base=serve(library), viewport={"width": width, "height": 844})
+    page = visit(base=serve(library), viewport={"width": 390, "height": 844})
     page.locator(".collection .tile").first.wait_for()
     field = page.get_by_label("camera")
     assert page.locator(f"#{field.get_attribute('list')} option").count() == 30
@@ -276,7 +275,7 @@ def test_long_lists_are_searched_and_ranges_have_histograms(visit, serve, rng, w
     )
     counts = np.histogram([i * i / 7 for i in range(90)], 20)[0]
     np.testing.assert_allclose(heights, 24 * counts / counts.max(), rtol=1e-6)
-    check_width(page, width)
+    check_width(page, 390)
 
 
 def test_numbers_say_what_they_count(visit_dated, dated):
@@ -289,9 +288,8 @@ def test_numbers_say_what_they_count(visit_dated, dated):
     page.locator("#status", has_text=f"First 200 images for “{TEXT}”").wait_for()
 
 
-@WINDOWS
-def test_a_file_finds_captions_and_images_like_it(visit_dated, dated, width):
-    page = visit_dated("/", width)
+def test_a_file_finds_captions_and_images_like_it(visit_dated, dated):
+    page = visit_dated("/", 390)
     page.locator(".collection .tile").first.wait_for()
     image = dated.items("image")[0]
     similar = [dated.item(each) for each in ids(dated.similar(image=image.path, k=12))]
@@ -325,7 +323,7 @@ def test_a_file_finds_captions_and_images_like_it(visit_dated, dated, width):
     page.get_by_role("dialog").wait_for(state="hidden")
     page.get_by_role("button", name="Captions for it").click()
     page.locator("#status", has_text="12 captions for this image + keys").wait_for()
-    check_width(page, width)
+    check_width(page, 390)
 
 
 def test_a_library_without_captions_finds_images_alone(visit, serve, dated, rng):

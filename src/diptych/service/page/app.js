@@ -204,7 +204,7 @@ async function browse(place, signal) {
   if (signal.aborted) return;
   list = listed;
   place.dataset.for = "empty";
-  const what = isFiltered(state) ? `${number(list.total)} of ${counted(model.items.image, "image")} pass the filter` : counted(list.total, "image");
+  const what = isFiltered({ ...state, least: null }) ? `${number(list.total)} of ${counted(model.items.image, "image")} pass the filter` : counted(list.total, "image");
   if (list.total) showCollection(place, list, state, capitalise(many("image")), (problem) => signal.aborted || failed(problem, place));
   else show(place, noResults(state, unfiltered));
   show(by("status"), what);

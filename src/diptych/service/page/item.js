@@ -24,7 +24,7 @@ function files(item) {
   const href = api.file(item.id);
   return h("p", { class: "item-links" },
     item.media === "file" ? null : h("a", { href, target: "_blank", rel: "noopener" }, "Open original"),
-    h("a", { href, download: item.file_name ?? "" }, "Download"));
+    h("a", { href, download: item.file_name ?? item.id.split("/").pop() }, "Download"));
 }
 
 function about(item, state, model) {
