@@ -379,8 +379,8 @@ listen({
     }
     go({ ...withoutQuery(state), upload: file });
   },
-  captions: () => go({ ...state, similar: false, k: STEP }, { replace: Boolean(state.upload), focus: false }),
-  alike: () => go({ ...state, similar: true, compare: false, k: STEP }, { replace: Boolean(state.upload), focus: false }),
+  captions: () => go({ ...state, similar: false, k: STEP }, { replace: Boolean(state.upload) }),
+  alike: () => go({ ...state, similar: true, compare: false, k: STEP }, { replace: Boolean(state.upload) }),
   compare: () => go({ ...state, compare: !state.compare }, { focus: false }),
   home: () => go({ ...withoutQuery(state), compare: false, ...NO_FILTER }, { focus: false }),
   results: () => (bodies[modeOf(state)]?.querySelector("a, button") ?? by("q")).focus(),
