@@ -17,7 +17,7 @@ from sklearn.model_selection import KFold, cross_val_score
 
 from diptych import AWCCA, CCA, PLS, InputError, Retriever
 from diptych.cca.selection._grids import hold_out
-from diptych.report import draw_variates
+from diptych.report import draw_arrows, draw_variates
 from diptych.stats import bootstrap, cross_validated_correlations, loadings, permutation_test
 from engines import InTree
 from saved_files import files_of, seal
@@ -354,12 +354,15 @@ def test_covariates_are_needed_and_refused_as_in_the_fit():
         AWCCA().fit(x, y, covariates=(z, z, z))
     with pytest.raises(InputError, match="neither those of X nor those of Y"):
         AWCCA().fit(x, y, covariates=(None, None))
+    with pytest.raises(
+        InputError, match="with covariates.*; give them"
+    ):
+        draw_variates(both, x, y)
     for name, what in (
         ("search", lambda: both.projector()),
         ("search", lambda: Retriever.from_model(both)),
         ("refit", lambda: both.refit_moments(plain.make_moments(x, y), 80)),
         ("refit", lambda: both.make_moments(x, y)),
-        ("figure", lambda: draw_variates(both, x, y)),
     ):
         with pytest.raises(InputError, match=f"with covariates, which a {name}.* does not have"):
             what()
@@ -369,6 +372,21 @@ def test_covariates_are_needed_and_refused_as_in_the_fit():
             AWCCA().fit(x, y, covariates=z, validation=(x, y, None, wrong))
     with pytest.raises(InputError, match="validation X has 4 features"):
         AWCCA().fit(x, y, covariates=z, validation=(x[:, 1:], y, None, z))
+
+
+def test_figures_draw_what_the_covariates_leave():
+    x, y, pairing, (z, _) = confounded(7, captions=2)
+    u, v = residuals(x, y, pairing, z)
+    partial = CCA(params=(2.0, 1.0), scale=False).fit(x, y, pairing, covariates=z)
+    plain = CCA(params=(2.0, 1.0), scale=False).fit(u, v, pairing)
+    drawn = draw_variates(partial, x, y, pairing, covariates=z, held_out=(x, y, pairing, z))
+    expected = draw_variates(plain, u, v, pairing, held_out=(u, v, pairing))
+    for line, other in zip(drawn.axes[0].lines, expected.axes[0].lines, strict=True):
+        np.testing.assert_allclose(line.get_xydata(), other.get_xydata(), atol=1e-9)
+    arrows = draw_arrows(partial, x, y, pairing, covariates=z).axes[0].lines[0].get_xydata()
+    np.testing.assert_allclose(
+        arrows, draw_arrows(plain, u, v, pairing).axes[0].lines[0].get_xydata(), atol=1e-9
+    )
 
 
 def test_settings_that_take_no_covariates_are_refused(tmp_path):

@@ -556,26 +556,16 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             name = "search" if task is None else check_task(task)
             return self._score_prediction(X, y, pairing, name, covariates)
         chosen = selection_metric(self.metric if metric is None else metric)
-        second = second_view(y)
-        pairing = pair_rows(X, second, pairing)
-        z_x, z_y = self._split_covariates(covariates)
-        if z_y is not None:
-            n_x = len(check_matrix(X, "X"))
-            rows = check_pairing(pairing, n_x, check_matrix(second, "Y"))
-            z_y = check_rows(z_y, X, n_x, "X")[to_numpy(rows)]
         values = []
         for name in TASKS if task is None else (check_task(task),):
             if chosen is CORRELATION:
-                x_map, y_map = self.models_[name].x_weights, self.models_[name].y_weights
-            else:
-                x_map, y_map = self._ranking_maps(name)
-            u, v = self.project(X, "x", x_map, covariates=z_x), self.project(y, "y", y_map, covariates=z_y)
-            if chosen is CORRELATION:
-                rows = check_pairing(pairing, int(u.shape[0]), v)
+                weights = self.models_[name].x_weights, self.models_[name].y_weights
+                views = self.project_pairs(X, y, pairing, weights, covariates)
                 kept = None if self.n_components == "auto" else self.n_components
-                values.append(mean_correlation(u, v, rows, kept))
+                values.append(mean_correlation(*views, kept))
             else:
-                values.append(chosen(ranks(u, v, pairing, task=name, similarity=self.similarity)))
+                u, v, rows = self.project_pairs(X, y, pairing, self._ranking_maps(name), covariates)
+                values.append(chosen(ranks(u, v, rows, task=name, similarity=self.similarity)))
         return chosen.signed(sum(values) / len(values))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
@@ -772,6 +762,24 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             ordered = regression.residuals(linear.blocks[0].apply(checked), columns)
             linear = replace(linear, blocks=(BlockUse(view),))
         return linear.embed(self.divide_scales(ordered, view), view.upper(), device)
+
+    def project_pairs(
+        self, X: Any, y: Any, pairing: Any, weights: tuple[Array, Array], covariates: Any = None
+    ) -> tuple[Array, Array, Array]:
+        """Return both views times their weights, and the row of X of each row of y.
+
+        ``covariates`` are those of the rows of X, also for y.
+        """
+        second = second_view(y)
+        pairing = pair_rows(X, second, pairing)
+        z_x, z_y = self._split_covariates(covariates)
+        if z_y is not None:
+            n_x = len(check_matrix(X, "X"))
+            rows = check_pairing(pairing, n_x, check_matrix(second, "Y"))
+            z_y = check_rows(z_y, X, n_x, "X")[to_numpy(rows)]
+        u = self.project(X, "x", weights[0], covariates=z_x)
+        v = self.project(y, "y", weights[1], covariates=z_y)
+        return u, v, check_pairing(pairing, int(u.shape[0]), v)
 
     def _split_covariates(self, covariates: Any, views: Sequence[ViewKey] = VIEWS) -> tuple[Any, Any]:
         """Return the covariates of X and of Y; those of ``views`` must be as in the fit."""

@@ -11,10 +11,9 @@ import numpy as np
 from scipy.stats import linregress, t
 from sklearn.utils.validation import check_is_fitted
 
-from diptych._arrays import Array, to_numpy
-from diptych._checks import InputError, Task, check_pairing, check_task, order_rows, pair_rows
+from diptych._arrays import to_numpy
+from diptych._checks import InputError, Task, check_task, order_rows
 from diptych.cca import AWCCA
-from diptych.cca._projector import VIEWS
 from diptych.report._figures import (
     COLORS,
     MARKERS,
@@ -45,7 +44,8 @@ def draw_variates(
     file: str | os.PathLike[str] | None = None,
     *,
     component: int = 0,
-    held_out: tuple[Array, ...] | None = None,
+    held_out: tuple[Any, ...] | None = None,
+    covariates: Any = None,
     task: Task = "search",
     views: tuple[str, str] = ("X", "Y"),
 ) -> Figure:
@@ -68,7 +68,10 @@ def draw_variates(
     component
         Its number, counted from 0.
     held_out
-        ``(X, y)`` or ``(X, y, pairing)`` that the model was not fitted on, drawn in the same axes.
+        ``(X, y)`` or ``(X, y, pairing)`` that the model was not fitted on, drawn in the same axes; of a model
+        with covariates ``(X, y, pairing, covariates)``.
+    covariates
+        Those of the rows of X, as in the fit.
     task
         Whose model: an ``AWCCA`` that selected its regularisation has one for each task.
     views
@@ -88,16 +91,16 @@ def draw_variates(
     figure = new_figure(4.6, 4.2)
     axes = figure.subplots()
     if isinstance(model, CrossValidatedCorrelations):
-        if any(value is not None for value in (X, y, pairing, held_out)) or task != "search":
+        if any(value is not None for value in (X, y, pairing, held_out, covariates)) or task != "search":
             raise InputError(
                 "cross-validated correlations have pairs and a task of their own; give them without X, y, "
-                "pairing, held_out and task."
+                "pairing, held_out, covariates and task."
             )
         artists, labels = _draw_folds(axes, model, component)
     elif X is None or y is None:
         raise InputError("a model needs pairs, whose variates are drawn; give X and y.")
     else:
-        artists, labels = _draw_pairs(axes, model, (X, y, pairing), held_out, component, task)
+        artists, labels = _draw_pairs(axes, model, (X, y, pairing, covariates), held_out, component, task)
     axes.set_xlabel(_name_axis(component, names[0]), fontsize=TEXT_SIZE, parse_math=False)
     axes.set_ylabel(_name_axis(component, names[1]), fontsize=TEXT_SIZE, parse_math=False)
     style_axes(axes)
@@ -115,8 +118,10 @@ def _draw_pairs(
     """Draw the variates of pairs, and of held-out ones if there are any; return what the legend shows."""
     clouds = [(*_variates(model, pairs, (component,), task)[:2], "pairs")]
     if held_out is not None:
-        if not isinstance(held_out, tuple) or len(held_out) not in (2, 3):
-            raise InputError("held_out is not (X, y) or (X, y, pairing); give the views as a tuple.")
+        if not isinstance(held_out, tuple) or len(held_out) not in (2, 3, 4):
+            raise InputError(
+                "held_out is not (X, y), (X, y, pairing) or (X, y, pairing, covariates); give it as a tuple."
+            )
         clouds = [
             (*clouds[0][:2], "training pairs"),
             (*_variates(model, held_out, (component,), task)[:2], "held-out pairs"),
@@ -176,6 +181,7 @@ def draw_arrows(
     *,
     components: tuple[int, int] = (0, 1),
     groups: Any = None,
+    covariates: Any = None,
     task: Task = "search",
     views: tuple[str, str] = ("X", "Y"),
 ) -> Figure:
@@ -196,6 +202,8 @@ def draw_arrows(
         Two numbers, counted from 0.
     groups
         One label for each row of X, such as a diagnosis or a diet: each group has a colour.
+    covariates
+        Those of the rows of X, as in the fit.
     task
         Whose model: an ``AWCCA`` that selected its regularisation has one for each task.
     views
@@ -211,7 +219,7 @@ def draw_arrows(
     'from X (marker) to Y (tip)'
     """
     names = check_views(views)
-    u, v, owners = _variates(model, (X, y, pairing), components, task)
+    u, v, owners = _variates(model, (X, y, pairing, covariates), components, task)
     u, v = u / _scale(u), v / _scale(v)
     codes, labels = np.zeros(len(u), dtype=np.int64), [f"{len(u):,} pairs"]
     if groups is not None:
@@ -253,17 +261,12 @@ def _variates(
     if not isinstance(model, AWCCA):
         raise InputError(f"{type(model).__name__} has no canonical variates; give a fitted AWCCA.")
     check_is_fitted(model)
-    model.check_plain("a figure")
     canonical = model.models_[check_task(task)]
     check = check_plane if len(components) == 2 else check_components
     columns = check(components, int(canonical.correlations.shape[0]), "the model")
-    x, y, pairing = (*pairs, None)[:3]
-    pairing = pair_rows(x, y, pairing)
-    u, v = (
-        to_numpy(model.project(rows, view, weights[:, columns]))
-        for rows, view, weights in zip((x, y), VIEWS, (canonical.x_weights, canonical.y_weights), strict=True)
-    )
-    owners = to_numpy(check_pairing(pairing, len(u), v))
+    x, y, pairing, covariates = (*pairs, None, None)[:4]
+    weights = canonical.x_weights[:, columns], canonical.y_weights[:, columns]
+    u, v, owners = map(to_numpy, model.project_pairs(x, y, pairing, weights, covariates))
     return u[owners], v, owners
 
 
