@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import os
+import re
 import resource
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diptych import HKSE, Retriever
+from diptych.data import split_by_image
 from diptych.fusion import Fusion, Part
 from diptych.scenes import make_scenes
 from diptych.service._files import Images
 from other_views import fit_molecules, make_tones
+from pages import WIDE
 from servers import TOKEN, Server, in_process, serving
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+PATIENCE = 60_000
 
 
 @pytest.fixture(autouse=True)
@@ -212,3 +225,75 @@ def of_features(tmp_path_factory):
 def tones(tmp_path_factory):
     """Paths of WAV files, and their captions."""
     return make_tones(tmp_path_factory.mktemp("tones"))
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The browser; without it these tests are skipped."""
+    if not CHROMIUM.exists():
+        message = f"{CHROMIUM} does not exist"
+        if os.environ.get("DIPTYCH_REQUIRE_BROWSER") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory):
+    """Where screenshots go: a folder of their own, or DIPTYCH_SCREENSHOTS."""
+    place = Path(os.environ.get("DIPTYCH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+@pytest.fixture
+def visit(chromium, live, shots, request):
+    """Open an address: ``visit("/?q=…", **context)``. Errors of the page's own fail the test."""
+    contexts, errors = [], []
+
+    def go(path="/", base=live, **options):
+        context = chromium.new_context(**{"viewport": WIDE, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if "Content Security" in line.text else None)
+        page.on(
+            "request",
+            lambda sent: (
+                errors.append(sent.url) if not sent.url.startswith((base, "blob:", "data:")) else None
+            ),
+        )
+        page.goto(base + path)
+        return page
+
+    yield go
+    for number, context in enumerate(contexts):
+        name = re.sub(r"\W+", "-", request.node.name)
+        context.pages[0].screenshot(path=shots / f"{name}-{number}.png")
+        context.close()
+    assert errors == []
+
+
+@pytest.fixture(scope="session")
+def dated(tmp_path_factory):
+    """A retriever of items with years and dates, and with probabilities."""
+    place = tmp_path_factory.mktemp("dated")
+    pairs = split_by_image(make_scenes(320, size=64).write(place), validation=110, test=30)
+    metadata = {
+        image: {"year": 1990 + i % 30, "taken": datetime.date(2020, 1, 1) + datetime.timedelta(i)}
+        for i, image in enumerate(pairs.image_ids)
+    }
+    encoder = HKSE(word_features=120, sentence_features=120)
+    return Retriever("pyramid", encoder).fit(pairs, metadata=metadata)
+
+
+@pytest.fixture
+def visit_dated(visit, serve, dated):
+    base = serve(dated)
+    return lambda path, width: visit(path, base=base, viewport={"width": width, "height": 844})

@@ -1,124 +1,38 @@
 """The page in a real browser, with mouse and keyboard, wide and narrow; every test saves a screenshot."""
 
-import base64
-import datetime
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from diptych import HKSE, Retriever
-from diptych.data import split_by_image
+from diptych import Retriever
 from diptych.fusion import Fusion
 from diptych.report._page import page as make_page
 from diptych.report._page import section, show_items
-from diptych.scenes import make_scenes
 from other_views import encode_captions, fit_molecules, fit_tones, tone_encoder
+from pages import (
+    PHONE,
+    WIDE,
+    WINDOWS,
+    check_width,
+    contrast,
+    drop,
+    find_captions,
+    first_caption,
+    first_image,
+    ids,
+    shown_ids,
+    wait_for_notice,
+)
 from servers import TOKEN
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
-WIDE = {"width": 1360, "height": 900}
-PHONE = {"width": 320, "height": 640}
-PATIENCE = 60_000
-WINDOWS = pytest.mark.parametrize("width", [1360, 390])
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """The browser; without it these tests are skipped."""
-    if not CHROMIUM.exists():
-        message = f"{CHROMIUM} does not exist"
-        if os.environ.get("DIPTYCH_REQUIRE_BROWSER") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory):
-    """Where screenshots go: a folder of their own, or DIPTYCH_SCREENSHOTS."""
-    place = Path(os.environ.get("DIPTYCH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
-    place.mkdir(parents=True, exist_ok=True)
-    return place
-
-
-@pytest.fixture
-def visit(chromium, live, shots, request):
-    """Open an address: ``visit("/?q=…", **context)``. Errors of the page's own fail the test."""
-    contexts, errors = [], []
-
-    def go(path="/", base=live, **options):
-        context = chromium.new_context(**{"viewport": WIDE, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda line: errors.append(line.text) if "Content Security" in line.text else None)
-        page.on(
-            "request",
-            lambda sent: (
-                errors.append(sent.url) if not sent.url.startswith((base, "blob:", "data:")) else None
-            ),
-        )
-        page.goto(base + path)
-        return page
-
-    yield go
-    for number, context in enumerate(contexts):
-        name = re.sub(r"\W+", "-", request.node.name)
-        context.pages[0].screenshot(path=shots / f"{name}-{number}.png")
-        context.close()
-    assert errors == []
-
-
-def first_image(page):
-    tile = page.locator(".grid:not(.placeholders) .tile").first
-    tile.wait_for()
-    return tile.get_attribute("data-image")
-
-
-def first_caption(page):
-    line = page.locator(".lines:not(.placeholders) .line").first
-    line.wait_for()
-    return line.get_attribute("data-caption")
-
-
-def wait_for_notice(page, title):
-    page.locator(".notice-title", has_text=title).wait_for()
-
-
-def drop(page, path):
-    """Drop a file on the page, as a person does with a mouse."""
-    content = base64.b64encode(Path(path).read_bytes()).decode()
-    transfer = page.evaluate_handle(
-        """([content, name]) => {
-          const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
-          const transfer = new DataTransfer();
-          transfer.items.add(new File([bytes], name, {type: "image/png"}));
-          return transfer;
-        }""",
-        [content, Path(path).name],
-    )
-    page.dispatch_event("#drop", "dragenter", {"dataTransfer": transfer})
-    page.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
 
 
 def test_typing_a_text_shows_its_image_first(visit, easy):
     page = visit()
     page.locator("#q").press_sequentially(easy.text, delay=5)
-    page.locator(f".tile:first-child[data-image='{easy.image}']").wait_for()
+    page.locator(f".tile:first-child[data-item='{easy.image}']").wait_for()
     shown = page.locator(".tile img").first
     shown.evaluate("image => image.decode()")
     assert shown.evaluate("image => image.naturalWidth") == 96
@@ -161,7 +75,7 @@ def test_an_image_is_chosen_or_pasted(visit, easy, path_of, width):
 def test_results_link_to_the_other_view_and_back(visit, easy):
     page = visit(f"/?q={easy.text}")
     assert first_image(page) == easy.image
-    page.locator(".tile").first.click()
+    find_captions(page)
     assert first_caption(page) == easy.id
     page.wait_for_url("**/?image=*")
     assert page.locator(".line").first.locator(".own-mark").count() == 1
@@ -169,7 +83,7 @@ def test_results_link_to_the_other_view_and_back(visit, easy):
     assert first_image(page) == easy.image
     page.wait_for_url("**/?caption=*")
     assert page.locator("#q").input_value() == easy.text
-    assert page.locator("li.own .tile").first.get_attribute("data-image") == easy.image
+    assert page.locator("li.own .tile").first.get_attribute("data-item") == easy.image
     page.go_back()
     assert first_caption(page) == easy.id
     page.go_back()
@@ -196,7 +110,7 @@ def test_examples_can_be_searched(visit):
     page.locator(".examples a").first.click()
     assert first_image(page)
     page = visit()
-    page.locator(".samples a").first.click()
+    find_captions(page)
     assert first_caption(page)
 
 
@@ -294,6 +208,7 @@ def test_a_slow_search_shows_placeholders(visit):
             "/?q=a star&compare=1",
             "/?image={image}",
             "/?image={image}&similar=1",
+            "/?item={image}&by=split",
             "/#model",
         ),
         "/?q=a star&minus=two boats on the sea under a starry sky&plus.id={image}&filter=split != 'train'",
@@ -327,6 +242,8 @@ def test_the_page_works_by_keyboard(visit, easy):
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     page.keyboard.press("Enter")
+    page.get_by_role("link", name="Find captions").focus()
+    page.keyboard.press("Enter")
     assert first_caption(page) == easy.id
     assert "captions for this image" in page.locator("#announcement").inner_text()
 
@@ -355,26 +272,6 @@ def test_text_has_enough_contrast_in_both_themes(visit, easy, scheme):
     first_image(page)
     for selector in (".tile-caption", ".num", "#status", ".note", ".eyebrow", ".examples a", ".foot p"):
         assert contrast(page, selector) >= 4.5, selector
-
-
-def contrast(page, selector):
-    """WCAG's ratio of an element's colour to what lies behind it."""
-    return page.evaluate(
-        """(selector) => {
-          const light = (colour) => {
-            const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255)
-              .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-          };
-          const element = document.querySelector(selector);
-          const ground = (place) => getComputedStyle(place).backgroundColor;
-          let behind = element;
-          while (ground(behind) === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
-          const [a, b] = [getComputedStyle(element).color, ground(behind)].map(light);
-          return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        }""",
-        selector,
-    )
 
 
 def test_the_selected_theme_is_kept(visit):
@@ -418,7 +315,7 @@ def test_a_model_of_features_is_searched_by_its_items(visit, serve, of_features,
     assert not any(word in shown for word in ("Python", "image_encoder", "--", "sha256"))
     page.locator(".examples a").first.click()
     assert first_image(page)
-    page.locator(".tile").first.click()
+    find_captions(page)
     assert first_caption(page)
 
 
@@ -436,7 +333,7 @@ def test_the_parts_of_a_fusion_are_compared_side_by_side(visit, serve, fused_sce
     for name in names:
         column = page.locator(f'.column[data-weighting="{name or "fusion"}"]')
         column.locator(".tile").first.wait_for()
-        ids = column.locator(".tile").evaluate_all("tiles => tiles.map((tile) => tile.dataset.image)")
+        ids = column.locator(".tile").evaluate_all("tiles => tiles.map((tile) => tile.dataset.item)")
         wanted = [hit.id for hit in fused.search(features, k=12, weighting=name)]
         assert ids == wanted
         rank = wanted.index(easy.image) + 1 if easy.image in wanted else None
@@ -531,10 +428,6 @@ def play(page, selector):
     )
 
 
-def check_width(page, width):
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
 @WINDOWS
 def test_audio_is_found_and_played(visit, serve, tones, width):
     retriever = fit_tones(tones, text_encoder=encode_captions)
@@ -546,7 +439,7 @@ def test_audio_is_found_and_played(visit, serve, tones, width):
         "This server has no audio encoder for this model; choose one of the stored audio items instead."
     )
     assert page.locator("#choose").count() == 0
-    assert page.locator(".examples.played audio").count() == 5
+    page.locator(".collection .own-text").nth(4).wait_for()
     check_width(page, width)
     page.fill("#q", "a high tone, fast and loud")
     assert first_image(page) == retriever.search("a high tone, fast and loud", k=1)[0].id
@@ -556,7 +449,7 @@ def test_audio_is_found_and_played(visit, serve, tones, width):
     assert page.locator("a audio, main img").count() == 0
     assert 0.4 < play(page, ".grid audio") < 1
     check_width(page, width)
-    page.locator(".tile").first.click()
+    find_captions(page)
     assert first_caption(page)
     page.locator("#status", has_text="12 captions for this audio").wait_for()
     assert 0.4 < play(page, ".chosen audio") < 1
@@ -650,41 +543,6 @@ def test_other_files_are_named_and_downloaded_if_they_are_sent(visit, serve, ton
     with page.expect_download() as download:
         page.locator(".download").first.click()
     assert Path(download.value.path()).read_text() == "time,value\n0,1\n"
-
-
-@pytest.fixture(scope="module")
-def dated(tmp_path_factory):
-    """A retriever of items with years and dates, and with probabilities."""
-    place = tmp_path_factory.mktemp("dated")
-    pairs = split_by_image(make_scenes(320, size=64).write(place), validation=110, test=30)
-    metadata = {
-        image: {"year": 1990 + i % 30, "taken": datetime.date(2020, 1, 1) + datetime.timedelta(i)}
-        for i, image in enumerate(pairs.image_ids)
-    }
-    encoder = HKSE(word_features=120, sentence_features=120)
-    return Retriever("pyramid", encoder).fit(pairs, metadata=metadata)
-
-
-@pytest.fixture
-def visit_dated(visit, serve, dated):
-    base = serve(dated)
-    return lambda path, width: visit(path, base=base, viewport={"width": width, "height": 844})
-
-
-def shown_ids(page, count=12):
-    """The ids of the results, once there are as many."""
-    page.wait_for_function(
-        """(count) => !document.querySelector("[aria-busy=true]")
-          && document.querySelectorAll(".tile, .line").length === count""",
-        arg=count,
-    )
-    return page.locator(".tile, .line").evaluate_all(
-        "hits => hits.map((hit) => hit.dataset.image ?? hit.dataset.caption)"
-    )
-
-
-def ids(hits):
-    return [hit.id for hit in hits]
 
 
 TEXT = "two butterflies above three cars"
@@ -830,7 +688,7 @@ def test_show_more_appends_the_next_results(visit_dated, dated, width):
     more.press("Enter")
     assert shown_ids(page, 24) == expected[:24]
     assert page.evaluate("scrollY") == top
-    assert page.evaluate("document.activeElement.dataset.image") == expected[12]
+    assert page.evaluate("document.activeElement.dataset.item") == expected[12]
     assert first.evaluate("tile => tile.isConnected")
     assert page.url.endswith("k=24")
     assert "24 images for" in page.locator("#announcement").inner_text()
@@ -840,9 +698,12 @@ def test_show_more_appends_the_next_results(visit_dated, dated, width):
     page.reload()
     assert shown_ids(page, 36) == expected
     page.wait_for_function("(top) => Math.abs(scrollY - top) < 2", arg=top)
-    page.locator(".tile").nth(30).click()
+    find_captions(page, f".tile[data-item='{expected[30]}']")
     first_caption(page)
     page.go_back()
+    page.get_by_role("dialog").wait_for()
+    page.go_back()
+    page.get_by_role("dialog").wait_for(state="hidden")
     assert shown_ids(page, 36) == expected
     page.goto(page.url.replace("k=36", "k=500"))
     page.locator(".more", has_text="Only the first 200 are shown.").wait_for()

@@ -218,5 +218,7 @@ def test_the_model_tells_ranges_keys_and_calibration(make_client, calibrated):
         "year": [1990, 2019],
     }
     assert about["keys"] == ["flag", "mixed", "share", "split", "tags", "taken", "year"]
+    assert about["histograms"]["year"] == [60] * 15  # two years each
+    assert about["histograms"]["share"] == np.histogram(np.arange(900) / 900, 20)[0].tolist()
     assert set(about["calibration"]) == {"search", "annotate"}
     assert {"method", "pairs", "ece"} <= set(about["calibration"]["search"])

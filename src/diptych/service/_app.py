@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute, Match, Route
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -148,7 +149,7 @@ def create_app(
 
 def build_app(service: Service, *, log_queries: bool = False) -> FastAPI:
     """Return the ASGI application of a service."""
-    page = StaticFiles(directory=PAGE, html=True)
+    page = GZipMiddleware(StaticFiles(directory=PAGE, html=True))
     app = FastAPI(
         title="diptych",
         version=library_version(),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
@@ -42,7 +43,7 @@ log = logging.getLogger("diptych.service")
 
 CAPTIONS_SHOWN = 5
 EXAMPLES = 8
-FACET_VALUES, FACETS = 12, 6
+MENU_VALUES, FACET_VALUES, FACETS, BINS = 12, 1_000, 6, 20
 MAX_CARD_BYTES = 2**20
 
 # What clients are told of the model itself, and of an encoder.
@@ -51,8 +52,8 @@ _ENCODER = ("name", "fingerprint", "dimension")
 _KEYS = 50  # metadata keys that clients are told
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?!\d)")
 
-# Facets and examples are taken from the first items only, so that loading stays fast and memory bounded.
-_FACET_ITEMS, _EXAMPLE_ITEMS = 20_000, 1_000_000
+# Taken from the first items only, so that loading stays fast and memory bounded.
+_SUFFIX_ITEMS, _DESCRIBED_ITEMS = 20_000, 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ class LoadedModel:
     @cached_property
     def upload_suffixes(self) -> frozenset[str]:
         """Suffixes of the files that may be uploaded for the first view: those of the stored items."""
-        items = islice(self.retriever.store.items("image"), _FACET_ITEMS)
+        items = islice(self.retriever.store.items("image"), _SUFFIX_ITEMS)
         suffixes = {suffix(item.path) for item in items if item.path is not None} - {""}
         return frozenset(suffixes or MEDIA_TYPES)
 
@@ -285,7 +286,7 @@ class LoadedModel:
     def _describe(self) -> dict[str, Any]:
         model, info = self.retriever.fitted.description, self.retriever.info()
         projectors = self.retriever.searcher.projectors
-        items = list(islice(self.retriever.store.items(), _EXAMPLE_ITEMS))
+        items = list(islice(self.retriever.store.items(), _DESCRIBED_ITEMS))
         return {
             **{name: info.get(name, {}) for name in _INFO},
             "name": self.name,
@@ -314,7 +315,7 @@ class LoadedModel:
                 view: [self.describe_item(item) for item in chosen]
                 for view, chosen in _choose_examples(items).items()
             },
-            **_collect_filters(items[:_FACET_ITEMS]),
+            **_collect_filters(items),
             "calibration": info.get("calibration", {"absent": "this model has no calibration."}),
             "features": {view: self._feature_widths(view) for view in VIEWS},
             "can": {"text": self.why_not_encoded("text"), "image": self.why_not_encoded("image")},
@@ -454,7 +455,7 @@ def _choose_examples(items: list[Item]) -> dict[View, list[Item]]:
 
 
 def _collect_filters(items: list[Item]) -> dict[str, Any]:
-    """Return metadata keys: all, those with few values (facets), those of numbers or ISO dates (ranges)."""
+    """Return metadata keys: all, those of numbers or ISO dates (ranges), others of few values (facets)."""
     values_of: dict[str, list[Any]] = {}
     for item in items:
         for key, value in item.metadata.items():
@@ -462,14 +463,45 @@ def _collect_filters(items: list[Item]) -> dict[str, Any]:
     facets: dict[str, list[Any]] = {}
     ranges: dict[str, list[Any]] = {}
     for key, values in sorted(values_of.items()):
-        if all(isinstance(value, str | bool | int) for value in values):
-            different = sorted(set(values), key=str)
-            if 1 < len(different) <= FACET_VALUES:
-                facets[key] = different
         parts = [part for value in values for part in elements(value) if part is not None]
         if all(map(is_number, parts)) or all(isinstance(p, str) and _ISO_DATE.match(p) for p in parts):
             least, greatest = min(parts, default=None), max(parts, default=None)
             if least != greatest:
                 ranges[key] = [least, greatest]
-    first_facets, first_ranges = (dict(list(found.items())[:FACETS]) for found in (facets, ranges))
-    return {"facets": first_facets, "ranges": first_ranges, "keys": sorted(values_of)[:_KEYS]}
+        if all(isinstance(value, str | bool | int) for value in values):
+            different = set(values)
+            # A person chooses one of many years or days as a range.
+            if 1 < len(different) <= (MENU_VALUES if key in ranges else FACET_VALUES):
+                facets[key] = sorted(different, key=str)
+    # Menus come first: they are used more often than long lists.
+    chosen = sorted(facets, key=lambda key: (len(facets[key]) > MENU_VALUES, key))[:FACETS]
+    shown = dict(list(ranges.items())[:FACETS])
+    return {
+        "facets": {key: facets[key] for key in chosen},
+        "ranges": shown,
+        "histograms": {key: _count_bins(values_of[key]) for key in shown},
+        "keys": sorted(values_of)[:_KEYS],
+    }
+
+
+def _count_bins(values: list[Any]) -> list[int]:
+    """Count numbers or ISO dates in bins of equal width, 20 at most and from the least to the greatest."""
+    parts = [part for value in values for part in elements(value) if part is not None]
+    numbers = [part if is_number(part) else _count_days(part) for part in parts]
+    least, greatest = min(numbers), max(numbers)
+    if all(isinstance(number, int) for number in numbers):  # each bin has as many whole numbers, or days
+        width = -(-(greatest - least + 1) // BINS)
+        bins = [(number - least) // width for number in numbers]
+    else:  # halves, as the range of two doubles may be no double
+        width = (greatest / 2 - least / 2) / BINS or 1.0
+        bins = [min(int((number / 2 - least / 2) / width), BINS - 1) for number in numbers]
+    counts: list[int] = np.bincount(bins).tolist()
+    return counts
+
+
+def _count_days(text: str) -> int:
+    """Return the number of the day of an ISO date; of one that there is not, the first of its month."""
+    try:
+        return date.fromisoformat(text[:10]).toordinal()
+    except ValueError:
+        return date(max(1, int(text[:4])), min(12, max(1, int(text[5:7]))), 1).toordinal()

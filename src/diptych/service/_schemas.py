@@ -777,6 +777,9 @@ class ModelOut(BaseModel):
     ranges: dict[str, list[float | str]] = Field(
         description="Metadata keys whose values are numbers or dates, with the least and the greatest."
     )
+    histograms: dict[str, list[int]] = Field(
+        description="For each key of ranges, the numbers of values in bins of equal width between its limits."
+    )
     keys: list[str] = Field(description="Metadata keys of the items, for filters.")
     calibration: dict[str, Any] = Field(
         description="For each task how probabilities were measured, and how good they are; or why there are "

@@ -36,6 +36,7 @@ const place = (id) => `v1/items/${encodeURIComponent(id)}`;
 export const api = {
   model: () => call("v1/model"),
   item: (id, signal) => call(place(id), { signal }),
+  list: (parameters, signal) => call(`v1/items?${new URLSearchParams(parameters)}`, { signal }),
   search: (body, signal) => post("v1/search", body, signal),
   similar: (body, signal) => post("v1/similar", body, signal),
   annotate: (body, signal) => post("v1/annotate", body, signal),

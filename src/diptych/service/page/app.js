@@ -1,19 +1,21 @@
 // The page: reads the URL, searches, shows the results, and writes the URL.
 
 import { api, Problem } from "./api.js";
-import { NO_FILTER, read, STEP, toCaption, toImage, toInput, toSimilar, toText, withoutPart, withoutQuery, withPart, write } from "./url.js";
+import { isFiltered, isSameList, NO_FILTER, read, STEP, toCaption, toImage, toInput, toSimilar, toText, withoutPart, withoutQuery, withPart, write } from "./url.js";
 import { extendResults, hasProbabilities, modeOf, mostHits, runSearch, viewOf } from "./search.js";
+import { focusItem, listItems, offerOrder, showCollection, showOrder } from "./browse.js";
 import { choices, columns } from "./compare.js";
 import { labelOf, listenToParts, showParts, SIGNS } from "./compose.js";
 import { by, h, isolated, number, show } from "./dom.js";
 import { listenToFilters, offerFilters, showFilterError, showFilters } from "./filters.js";
+import { closeItem, listenToItem, openItem } from "./item.js";
 import { canLearn } from "./learn.js";
 import { describe } from "./model.js";
-import { button, errorNotice, exampleImages, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
+import { button, errorNotice, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
 import { offerInput, showQuery } from "./query.js";
 import { captions, images, waiting } from "./results.js";
 import { listen } from "./events.js";
-import { counted, many, name, useNames } from "./words.js";
+import { capitalise, counted, many, name, useNames } from "./words.js";
 
 const TYPING = 180;
 const PATIENCE = 140;
@@ -24,27 +26,49 @@ const PROBABILITIES = "Percentages are probabilities that a hit is right, if a r
 let state = { ...read(location), upload: null };
 let model = null;
 let running = null;
+let list = null; // the items that are shown, in order
 
-const bodies = { search: by("images-body"), annotate: by("text-body") };
+const bodies = { search: by("images-body"), annotate: by("text-body"), empty: by("browse") };
 
 /** Remember how far the page is scrolled, for those who come back to it. */
-const keepPlace = () => history.replaceState({ top: scrollY }, "");
+const keepPlace = () => history.replaceState({ ...history.state, top: scrollY }, "");
 
 function go(next, { replace = false, focus = true } = {}) {
-  const address = write(next);
-  if (replace) history.replaceState(null, "", address);
+  const isItem = next.item !== state.item && isSameList(next, state);
+  if (replace) history.replaceState(isItem ? history.state : null, "", write(next));
   else {
     keepPlace();
-    history.pushState(null, "", address);
+    history.pushState({ opened: isItem }, "", write(next));
   }
-  state = next;
-  render({ focus });
+  state = settle(next);
+  if (isItem) showItem();
+  else render({ focus });
+}
+
+/** Without captions, what is found for an image are others like it. */
+const settle = (next) =>
+  (model && !model.items.text && (next.image || next.upload) ? { ...next, similar: true, compare: false } : next);
+
+/** Open or close the item of the state. */
+function showItem() {
+  if (state.item) openItem(state.item, list, state, model);
+  else closeItem();
+}
+
+/** Focus the item that was looked at last; going back is what closes it. */
+function leaveItem(item) {
+  const at = list?.indexOf(item) ?? -1;
+  if (modeOf(state) === "empty" && at >= 0) focusItem(at);
+  else document.querySelector(`[data-item="${CSS.escape(item)}"]`)?.focus();
+  if (!state.item) return;
+  if (history.state?.opened) history.back();
+  else go({ ...state, item: null }, { replace: true });
 }
 
 const again = () => render({ focus: false });
 const unfiltered = () => go({ ...state, ...NO_FILTER }, { focus: false });
 const compared = (mode) => (mode === "empty" || state.similar ? [] : choices(model, mode));
-const kindOf = (mode) => (mode === "search" ? "image" : "caption");
+const kindOf = (mode) => (mode === "annotate" ? "caption" : "image");
 
 function layOut(mode) {
   const panels = by("panels");
@@ -54,8 +78,17 @@ function layOut(mode) {
   // The query comes before the results, for screen readers and on narrow screens. The panel that may have
   // the cursor stays where it is: moving it would lose the cursor.
   const isFirst = mode === "annotate" && !state.similar;
-  if (isFirst !== (panels.firstElementChild === by("images"))) panels[isFirst ? "prepend" : "append"](by("images"));
-  by("toolbar").hidden = mode === "empty";
+  if (isFirst !== (panels.firstElementChild === by("images"))) {
+    if (isFirst) panels.prepend(by("images"));
+    else by("text").after(by("images"));
+  }
+  const [toolbar, isBrowsing] = [by("toolbar"), mode === "empty"];
+  // What filters the collection is above it.
+  if (isBrowsing !== (toolbar.previousElementSibling === panels)) panels[isBrowsing ? "after" : "before"](toolbar);
+  toolbar.hidden = false;
+  by("browse").hidden = state.model || !isBrowsing;
+  by("aside").hidden = mode !== "search" || state.compare;
+  showOrder(state, isBrowsing);
   by("compare").setAttribute("aria-pressed", String(state.compare));
   by("about-scores").textContent = hasProbabilities(state, model) ? PROBABILITIES : SCORES;
   by("compare").hidden = compared(mode).length === 0;
@@ -70,6 +103,21 @@ function layOut(mode) {
 
 /** What the server found, without the item whose similar items are shown. */
 const hitsOf = (result) => result.hits.filter((hit) => !state.similar || hit.id !== (state.image ?? state.caption));
+
+/** The hits as a list of items, which goes on as long as there are more. */
+function listHits(place, mode, found) {
+  const [result] = found.responses[0].results;
+  return {
+    get total() { return hitsOf(result).length; },
+    get goesOn() { return result.more && state.k < mostHits(state, model); },
+    indexOf: (id) => hitsOf(result).findIndex((hit) => hit.id === id),
+    async get(at) {
+      const next = place.querySelector(".more button");
+      if (at >= this.total && next) await showMore(next, place, mode, found);
+      return hitsOf(result)[at];
+    },
+  };
+}
 
 /** A button for the next hits, or why there is none. */
 function more(place, mode, found) {
@@ -116,9 +164,12 @@ async function showMore(pressed, place, mode, found) {
 const shorten = (text) => (text.length > 40 ? `${text.slice(0, 39).trimEnd()}…` : text);
 
 /** Say what is shown for what, on the page and to screen readers. */
-function announce(mode, { item, parts, responses }) {
-  const hits = hitsOf(responses[0].results[0]);
-  const what = `${counted(hits.length, kindOf(mode))} ${state.similar ? "like" : "for"} `;
+function announce(mode, { item, parts, responses, total }) {
+  const [result] = responses[0].results;
+  const hits = hitsOf(result);
+  const isCut = result.more && state.k >= mostHits(state, model);
+  const amount = total === null ? counted(hits.length, kindOf(mode)) : `${number(hits.length)} of ${counted(total, kindOf(mode))} that ${total === 1 ? "passes" : "pass"} the filter,`;
+  const what = `${isCut ? "first " : ""}${amount} ${state.similar ? "like" : "for"} `;
   const isText = viewOf(state) === "text";
   const text = isText ? item?.text ?? (state.q.trim() || state.caption) : item?.text ?? (state.input.trim() || null);
   const words = [text === null ? `this ${name("image")}` : ["“", h("bdi", {}, text), "”"],
@@ -126,7 +177,7 @@ function announce(mode, { item, parts, responses }) {
   const seconds = Math.max(...responses.map((each) => each.seconds));
   const best = hits[0]?.text ?? hits[0]?.captions?.[0]?.text;
   const spoken = words.map((word) => (typeof word === "string" ? word : isolated(word.textContent))).join("");
-  show(by("status"), h("span", {}, what, words), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
+  show(by("status"), h("span", {}, capitalise(what), words), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
   by("announcement").textContent = `${what}${spoken}${best ? `. Best: ${isolated(best)}` : ""}`;
 }
 
@@ -147,12 +198,28 @@ function showResults(place, mode, found) {
   for (const note of notes) by("announcement").append(` ${note.textContent}`);
 }
 
+/** Show the items that pass the filter. */
+async function browse(place, signal) {
+  const listed = await listItems(state, model, signal, again);
+  if (signal.aborted) return;
+  list = listed;
+  place.dataset.for = "empty";
+  const what = isFiltered({ ...state, least: null }) ? `${number(list.total)} of ${counted(model.items.image, "image")} pass the filter` : counted(list.total, "image");
+  if (list.total) showCollection(place, list, state, capitalise(many("image")), (problem) => signal.aborted || failed(problem, place));
+  else show(place, noResults(state, unfiltered));
+  show(by("status"), what);
+  by("announcement").textContent = what;
+}
+
 const withoutIt = (part) => go(withoutPart(state, part), { focus: false });
 
 async function render({ focus = true, restored = false } = {}) {
   running?.abort();
   if (!model) return;
+  state = settle(state);
   const mode = modeOf(state);
+  list = null;
+  showItem();
   if (mode !== "empty" && compared(mode).length === 0) state.compare = false;
   layOut(mode);
   document.title = state.model ? "Model · Diptych" : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
@@ -166,26 +233,33 @@ async function render({ focus = true, restored = false } = {}) {
   showParts(state, model, new Map(), withoutIt);
   if (mode === "empty") {
     show(by("text-body"), exampleTexts(model, state));
-    show(by("images-body"), exampleImages(model, state));
-    by("announcement").textContent = "";
-    return;
+    show(by("images-body"));
+  } else {
+    show(by("browse"));
   }
   const place = bodies[mode];
   const control = new AbortController();
   running = control;
   place.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => {
+    by("status").textContent = mode === "empty" ? "Loading…" : "Searching…";
+    if (mode === "empty") return;
     if (!place.querySelector(".grid:not(.placeholders), .lines:not(.placeholders)") || place.dataset.for !== mode) {
       show(place, state.compare ? columns(mode, null, state, new Set(), model) : waiting(mode));
     }
-    by("status").textContent = "Searching…";
   }, PATIENCE);
   try {
-    const found = await runSearch(state, model, control.signal);
-    if (control.signal.aborted) return;
-    showQuery(state, mode, model, found.item);
-    showParts(state, model, found.parts, withoutIt);
-    showResults(place, mode, found);
+    if (mode === "empty") {
+      await browse(place, control.signal);
+    } else {
+      const found = await runSearch(state, model, control.signal);
+      if (control.signal.aborted) return;
+      showQuery(state, mode, model, found.item);
+      showParts(state, model, found.parts, withoutIt);
+      showResults(place, mode, found);
+      list = listHits(place, mode, found);
+    }
+    if (state.item) showItem();
     if (focus) {
       by("status").focus({ preventScroll: true });
       scrollTo({ top: 0 });
@@ -216,8 +290,7 @@ function failed(problem, place) {
 
 /** Show a message in place of the page. */
 function showInstead(shown) {
-  by("search").hidden = true;
-  by("model").hidden = true;
+  for (const section of ["search", "browse", "model"]) by(section).hidden = true;
   show(by("message"), shown);
 }
 
@@ -263,6 +336,7 @@ async function start() {
   useNames(model);
   offerInput(model);
   offerFilters(model, filter);
+  offerOrder(model, filter);
   show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
   document.documentElement.classList.add("ready");
   render({ focus: false });
@@ -275,10 +349,11 @@ function filter(change) {
 }
 
 listenToFilters(filter);
+listenToItem({ go: (item) => go({ ...state, item }, { replace: true }), left: leaveItem });
 listenToParts((part) => go(withPart(state, part), { focus: false }));
 // The browser would scroll before there are results.
 history.scrollRestoration = "manual";
-addEventListener("scrollend", keepPlace);
+addEventListener("scrollend", () => (list || state.model) && keepPlace());
 
 listen({
   typed: (q, done) => {
@@ -289,6 +364,7 @@ listen({
   part: (part) => go(withPart(state, part)),
   similar: (item) => go(toSimilar(state, item)),
   cleared: () => go(withoutQuery(state), { focus: false }),
+  item: (item) => go({ ...state, item }),
   image: (id) => go(toImage(state, id)),
   caption: (id) => go(toCaption(state, id)),
   accepts: (file) => (model && model.inputs !== "images" ? model.inputs === "paths" : file.type.startsWith("image/") || !file.type),
@@ -303,6 +379,8 @@ listen({
     }
     go({ ...withoutQuery(state), upload: file });
   },
+  captions: () => go({ ...state, similar: false, k: STEP }, { replace: Boolean(state.upload) }),
+  alike: () => go({ ...state, similar: true, compare: false, k: STEP }, { replace: Boolean(state.upload) }),
   compare: () => go({ ...state, compare: !state.compare }, { focus: false }),
   home: () => go({ ...withoutQuery(state), compare: false, ...NO_FILTER }, { focus: false }),
   results: () => (bodies[modeOf(state)]?.querySelector("a, button") ?? by("q")).focus(),
@@ -312,8 +390,17 @@ listen({
       start();
       return;
     }
-    state = { ...read(location), upload: null };
-    render({ focus: false, restored: true });
+    const next = { ...read(location), upload: null };
+    // An uploaded file is not part of the address, and an open item may have made the list longer.
+    const { upload, similar, k } = state;
+    if (next.item !== state.item && isSameList({ ...next, upload, similar, k }, state)) {
+      state = { ...state, item: next.item };
+      history.replaceState(history.state, "", write(state));
+      showItem();
+    } else {
+      state = next;
+      render({ focus: false, restored: true });
+    }
   },
 }, TYPING);
 

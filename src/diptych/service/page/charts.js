@@ -73,6 +73,13 @@ export function heatMap(grid, task, title) {
     h("figcaption", {}, h("strong", {}, title), ` · ${path.metric} ${low.toFixed(1)} to ${high.toFixed(1)}; the ring is the selected point, ${best.toFixed(1)}`));
 }
 
+/** How many values lie in each of equal parts of a range. */
+export function histogram(counts) {
+  const [most, width] = [Math.max(...counts), 100 / counts.length];
+  return svg("svg", { viewBox: "0 0 100 24", class: "histogram", "aria-hidden": "true", preserveAspectRatio: "none" },
+    counts.map((count, i) => svg("rect", { x: i * width, y: 24 * (1 - count / most), width: 0.85 * width, height: (24 * count) / most })));
+}
+
 export function legend() {
   const parts = 40;
   return svg("svg", { viewBox: "0 0 200 10", class: "legend", "aria-hidden": "true", preserveAspectRatio: "none" },

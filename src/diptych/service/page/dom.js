@@ -8,7 +8,7 @@ function fill(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -25,6 +25,27 @@ export const show = (element, ...children) => element.replaceChildren(...childre
 export const isolated = (text) => `\u2068${text}\u2069`;
 
 export const number = (value) => new Intl.NumberFormat("en").format(value);
+
+const PLAIN = new Intl.NumberFormat("en", { useGrouping: "min2", maximumFractionDigits: 6 });
+const DAY = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeZone: "UTC" });
+const TIME = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "short", timeZone: "UTC" });
+const ISO = /^(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d))?/;
+
+/** The day of an ISO date for people; null: the value is no date. */
+export function day(value) {
+  const [, date] = (typeof value === "string" && ISO.exec(value)) || [];
+  return Date.parse(date) ? DAY.format(Date.parse(date)) : null;
+}
+
+/** A value of metadata for people. A time is shown as it was written, in whichever zone. */
+export function plain(value) {
+  if (Array.isArray(value)) return value.map(plain).join(", ");
+  if (typeof value === "number") return PLAIN.format(value);
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (!day(value)) return typeof value === "string" ? value : JSON.stringify(value);
+  const [, date, time] = ISO.exec(value);
+  return time && Date.parse(`${date}T${time}Z`) ? TIME.format(Date.parse(`${date}T${time}Z`)) : day(value);
+}
 
 /** A probability for people; it is never quite certain. */
 export const percent = (share) =>

@@ -96,16 +96,17 @@ function picking(act) {
 
 function clicking(act) {
   document.addEventListener("click", (event) => {
-    const link = event.target.closest?.("a, [data-sign]");
+    const link = event.target.closest?.("a, [data-sign], [data-go]");
     if (!link || !plainClick(event)) return;
     const { sign, id, similar, view } = link.dataset;
     const known = sign ? () => act.part({ sign, id })
       : similar ? () => act.similar({ view, id: similar })
-        : link.dataset.image ? () => act.image(link.dataset.image)
-          : link.dataset.caption ? () => act.caption(link.dataset.caption)
-            : link.dataset.go ? () => act[link.dataset.go]()
-              : link.id === "to-search" ? () => act.section(false)
-                : link.id === "to-model" ? () => act.section(true) : null;
+        : link.dataset.item ? () => act.item(link.dataset.item)
+          : link.dataset.image ? () => act.image(link.dataset.image)
+            : link.dataset.caption ? () => act.caption(link.dataset.caption)
+              : link.dataset.go ? () => act[link.dataset.go]()
+                : link.id === "to-search" ? () => act.section(false)
+                  : link.id === "to-model" ? () => act.section(true) : null;
     if (known) {
       event.preventDefault();
       known();

@@ -1,8 +1,10 @@
 // Filters: values of metadata, ranges, an expression, and the least probability.
 
+import { histogram } from "./charts.js";
 import { by, h, percent, show } from "./dom.js";
 import { hasProbabilities } from "./search.js";
 
+const MENU = 12;
 const LEAST = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9];
 
 const controls = { where: new Map(), from: new Map(), to: new Map() };
@@ -19,7 +21,14 @@ function select(id, label, options, choose) {
   return h("span", { class: "filter" }, h("label", { for: id, dir: "auto" }, label), field);
 }
 
-function range(name, limits, change) {
+/** More values than a menu holds: typed, with suggestions. */
+function search(id, label, values, choose) {
+  const field = h("input", { id, list: `${id}-values`, type: "search", dir: "auto", placeholder: "all", autocomplete: "off", onchange: () => choose(field.value.trim()) });
+  return h("span", { class: "filter" }, h("label", { for: id, dir: "auto" }, label), field,
+    h("datalist", { id: `${id}-values` }, values.map((value) => h("option", { value: String(value) }))));
+}
+
+function range(name, limits, counts, change) {
   const isDay = typeof limits[0] === "string";
   const field = (side, label, limit) => {
     const input = h("input", { type: isDay ? "date" : "number", step: isDay ? null : "any", "aria-label": label,
@@ -27,7 +36,7 @@ function range(name, limits, change) {
     controls[side].set(name, input);
     return input;
   };
-  return h("fieldset", { class: "range" }, h("legend", { dir: "auto" }, name),
+  return h("fieldset", { class: "range" }, h("legend", { dir: "auto" }, name), histogram(counts),
     field("from", "from", limits[0]), h("span", { "aria-hidden": "true" }, "–"), field("to", "to", limits[1]));
 }
 
@@ -44,14 +53,15 @@ export function offerFilters(model, change) {
   const set = (side, key, text) => change((state) => ({ [side]: changed(state[side], key, text) }));
   show(by("filters"),
     Object.entries(model.facets).map(([key, values], at) => {
-      const options = [["", "all"], ...values.map((value) => [String(value), String(value)])];
-      const made = select(`filter-${at}`, key, options, (value) => set("where", key, value));
-      controls.where.set(key, made.querySelector("select"));
+      const choose = (value) => set("where", key, value);
+      const made = values.length > MENU ? search(`filter-${at}`, key, values, choose)
+        : select(`filter-${at}`, key, [["", "all"], ...values.map((value) => [String(value), String(value)])], choose);
+      controls.where.set(key, made.querySelector("select, input"));
       return made;
     }),
     select("least", "probability", [["", "any"], ...LEAST.map((value) => [String(value), `≥ ${percent(value)}`])],
       (value) => change(() => ({ least: Number(value) || null }))));
-  show(by("ranges"), Object.entries(model.ranges).map(([key, limits]) => range(key, limits, set)));
+  show(by("ranges"), Object.entries(model.ranges).map(([key, limits]) => range(key, limits, model.histograms[key], set)));
   by("open-filter").hidden = !model.keys.length;
   by("filter").placeholder = example(model);
   show(by("filter-hint"), "Keys of the metadata: ", model.keys.flatMap((key, at) => [at ? ", " : "", h("bdi", {}, key)]));

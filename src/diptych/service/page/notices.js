@@ -1,10 +1,8 @@
 // What the page shows in place of results: examples, empty results, errors, the form for the token.
 
-import { api } from "./api.js";
-import { isFiltered, toCaption, toImage, write } from "./url.js";
-import { h, isolated } from "./dom.js";
-import { frame, isPlayed, ownText, player } from "./results.js";
-import { capitalise, many, name, one } from "./words.js";
+import { isFiltered, toCaption, write } from "./url.js";
+import { h } from "./dom.js";
+import { capitalise, name, one } from "./words.js";
 
 export function notice(title, detail, ...actions) {
   return h("div", { class: "notice" },
@@ -58,19 +56,6 @@ export function exampleTexts(model, state) {
     h("h3", {}, model.can.text === null ? "For example" : `Start with a stored ${one("caption")}`),
     h("ul", { class: "examples" }, some.slice(0, 6).map((item) =>
       h("li", {}, h("a", { href: write(toCaption(state, item.id)), "data-caption": item.id, dir: "auto" }, item.text ?? item.id)))));
-}
-
-export function exampleImages(model, state) {
-  const some = model.examples.image;
-  if (!some.length) return null;
-  const link = (item, label, ...inside) => h("a", { href: write(toImage(state, item.id)), "data-image": item.id, dir: "auto", "aria-label": label }, inside);
-  const title = `${capitalise(many("caption"))} for the ${one("image")}`;
-  const show = (item) => (isPlayed(item) ? [player(item.media, api.file(item.id), item.file_name), link(item, null, item.id)]
-    : ownText(item) ? link(item, null, ownText(item)) : link(item, `${title} ${isolated(item.id)}`, frame(item, { lazy: false })));
-  const kind = some.some(isPlayed) ? "examples played" : some.some(ownText) ? "examples" : "samples";
-  return h("div", { class: "begin" },
-    h("h3", {}, "Or start with one of these"),
-    h("ul", { class: kind }, some.slice(0, kind === "samples" ? 8 : 5).map((item) => h("li", {}, show(item)))));
 }
 
 export function tokenForm(enter) {

@@ -5,7 +5,7 @@ import { exampleTexts } from "./notices.js";
 import { captionOf, frame, player, showItem } from "./results.js";
 import { viewOf } from "./search.js";
 import { toCaption, toImage, write } from "./url.js";
-import { many, name, one, withArticle } from "./words.js";
+import { capitalise, many, name, one, withArticle } from "./words.js";
 
 let previewed = { file: null, url: "" };
 
@@ -29,11 +29,16 @@ function showUpload(file) {
     ? h("span", { class: "frame" }, h("img", { src: preview(file), alt: "", onerror: (event) => event.target.remove() })) : null;
 }
 
-function queryImage(state, item) {
+function queryImage(state, model, item) {
   const label = state.upload ? state.upload.name || `pasted ${one("image")}` : state.image ?? "";
   const whole = state.upload ? showUpload(state.upload)
     : item ? showItem(item, { lazy: false, whole: true }) : frame({ text: state.input });
-  return h("figure", { class: "chosen" }, whole,
+  const choice = (isSimilar, label) => h("button", {
+    type: "button", class: "switch", "data-go": isSimilar ? "alike" : "captions", "aria-pressed": String(state.similar === isSimilar),
+  }, label);
+  const choices = model.items.text > 0 && !state.input ? h("p", { class: "choices" },
+    choice(false, `${capitalise(many("caption"))} for it`), choice(true, `${capitalise(many("image"))} like it`)) : null;
+  return h("figure", { class: "chosen" }, whole, choices,
     h("figcaption", {}, state.similar && item ? h("span", { class: "chosen-text", dir: "auto" }, captionOf(item)) : null,
       h("span", { dir: "auto" }, label),
       state.upload ? h("span", {}, "This file is not part of the address; it is lost when you leave the page.") : null));
@@ -86,9 +91,12 @@ export function showQuery(state, mode, model, item, restored = false) {
   by("text-note").textContent = model.can.text !== null ? model.can.text
     : view === "text" && state.similar ? `A stored ${one("caption")}; others like it are below.`
       : view === "text" && item?.image ? `A stored ${one("caption")}; its own ${one("image")} is marked.` : "";
-  show(by("images-query"), view === "image" && (state.upload || state.input || item) ? queryImage(state, item) : null);
+  show(by("images-query"), view === "image" && (state.upload || state.input || item) ? queryImage(state, model, item) : null);
   if (mode === "annotate") show(by("images-body"), state.similar && item ? ownPairs(item, state) : null);
-  if (mode === "search") show(by("text-body"), state.similar ? item && ownPairs(item, state) : h("div", { class: "aside" }, exampleTexts(model, state)));
+  if (mode === "search") {
+    show(by("text-body"));
+    show(by("aside"), h("div", { class: "aside" }, state.similar ? item && ownPairs(item, state) : exampleTexts(model, state)));
+  }
   const input = by("input");
   if (input && document.activeElement !== input) input.value = state.input;
 }

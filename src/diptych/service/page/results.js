@@ -1,7 +1,7 @@
-// Results: items of the first view as a grid, captions as a list, each a link that searches the other way.
+// Results: items of the first view as a grid, each a link that opens it; captions as a list of links that search images.
 
 import { api } from "./api.js";
-import { toCaption, toImage, toSimilar, write } from "./url.js";
+import { toCaption, toSimilar, write } from "./url.js";
 import { h, isolated, percent } from "./dom.js";
 import { learnButton } from "./learn.js";
 
@@ -26,15 +26,15 @@ function score(hit, share) {
       isKnown(hit) ? percent(hit.probability) : value));
 }
 
-/** Add a hit to the query, subtract it, search for more like it, or where it ``learns``, confirm it. */
-function actions(hit, state, label, learns = false) {
+/** Search for more like a hit, or where it ``learns``, confirm it; where it ``composes``, add or subtract it. */
+export function actions(hit, state, label, { learns = false, composes = true } = {}) {
   const part = (sign, shown, name) => h("button", {
     type: "button", "data-sign": sign, "data-id": hit.id, title: name, "aria-label": `${name}: ${isolated(label)}`,
   }, shown);
   return h("p", { class: "hit-actions" },
     h("a", { href: write(toSimilar(state, hit)), "data-similar": hit.id, "data-view": hit.view, "aria-label": `More like this: ${isolated(label)}` }, "More like this"),
     learns ? learnButton(hit, state.q.trim(), label) : null,
-    part("plus", "+", "Add to the query"), part("minus", "−", "Subtract from the query"));
+    composes ? [part("plus", "+", "Add to the query"), part("minus", "−", "Subtract from the query")] : null);
 }
 
 const ownMark = (label) =>
@@ -54,7 +54,7 @@ export function frame(item, { lazy = true, whole = false } = {}) {
   };
   if (item.media === "image") {
     const src = whole ? api.image(item.id) : api.thumbnail(item.id);
-    inside.append(h("img", { src, alt: "", loading: lazy ? "lazy" : "eager", decoding: "async", onerror: fallback }));
+    inside.append(h("img", { src, alt: whole ? captionOf(item) || item.id : "", loading: lazy ? "lazy" : "eager", decoding: "async", onerror: fallback }));
   } else {
     fallback();
   }
@@ -78,6 +78,11 @@ const download = (item) => (item.media === "file" && item.file_url
 export const showItem = (item, options) => (isPlayed(item) ? player(item.media, api.file(item.id), item.file_name, "metadata")
   : [frame(item, options), download(item)]);
 
+/** A link that opens an item, with its ``image`` above its caption. */
+export const tile = (item, state, { lazy = false, image = h("span", { class: "tile-image" }, frame(item, { lazy })), beside = [] } = {}) =>
+  h("a", { class: "tile", href: write({ ...state, item: item.id }), "data-item": item.id }, image,
+    h("span", { class: "tile-caption", dir: "auto" }, captionOf(item) || item.id), beside);
+
 /** Hits as a list; ``from``: leave out those before; ``plain``: without actions; ``learns``: they can be confirmed. */
 export function images(hits, state, own, { from = 0, plain = false, learns = false } = {}) {
   const bars = shares(hits);
@@ -91,13 +96,12 @@ export function images(hits, state, own, { from = 0, plain = false, learns = fal
     const markBelow = ownText(hit) ? mine : null;
     return h("li", { class: mine ? "own" : "" },
       played ? player(hit.media, api.file(hit.id), caption || hit.file_name) : null,
-      h("a", { class: "tile", href: write(toImage(state, hit.id)), "data-image": hit.id },
-        played ? null : h("span", { class: "tile-image" }, frame(hit, { lazy: place > 11 }), markBelow ? null : mine),
-        markBelow,
-        h("span", { class: "tile-caption", dir: "auto" }, caption || hit.id),
-        score(hit, bars[place])),
+      tile(hit, state, {
+        image: [played ? null : h("span", { class: "tile-image" }, frame(hit, { lazy: place > 11 }), markBelow ? null : mine), markBelow],
+        beside: score(hit, bars[place]),
+      }),
       download(hit),
-      plain ? null : actions(hit, state, caption || hit.id, learns));
+      plain ? null : actions(hit, state, caption || hit.id, { learns }));
   }));
 }
 

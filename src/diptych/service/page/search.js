@@ -32,7 +32,7 @@ const atMost = (text) => (DAY.test(text) && Date.parse(text)
   ? { $lt: new Date(Date.parse(text) + 864e5).toISOString().slice(0, 10) } : { $lte: typed(text) });
 
 /** The filter as the server takes it; null without one. */
-function filter(state, model) {
+function filterOf(state, model) {
   // Values of a filter are strings in a URL; the metadata may have numbers.
   const equal = Object.entries(state.where).map(([name, value]) => {
     const values = Object.hasOwn(model.facets, name) ? model.facets[name] : [];
@@ -49,21 +49,30 @@ function filter(state, model) {
   return conditions.length > 1 ? { $and: conditions } : conditions[0] ?? null;
 }
 
+/** Parameters of a listing: items of a view that pass the filter. */
+export function listing(state, model, view) {
+  const where = filterOf(state, model);
+  return { view, ...(where && { where: typeof where === "string" ? where : JSON.stringify(where) }) };
+}
+
 const partsOf = (state, sign) => {
   const own = state.parts.filter((part) => part.sign === sign).map(({ id, text }) => (id ? { id } : { text }));
   return own.length ? { [sign]: own } : {};
 };
 
+/** An item is the one most similar to itself, and is not shown. */
+const hitsItself = (state) => state.similar && !state.upload;
+
 /** The most hits that the server returns for a query, counted as ``state.k``. */
-export const mostHits = (state, model) => model.limits.k - Number(state.similar);
+export const mostHits = (state, model) => model.limits.k - Number(hitsItself(state));
 
 function searcher(state, model, signal, offset) {
-  // An item is the one most similar to itself, and is not shown.
-  const last = Math.min(state.k, mostHits(state, model)) + Number(state.similar);
+  const last = Math.min(state.k, mostHits(state, model)) + Number(hitsItself(state));
   const body = {
-    k: last - offset, where: filter(state, model), ...partsOf(state, "plus"), ...partsOf(state, "minus"),
+    k: last - offset, where: filterOf(state, model), ...partsOf(state, "plus"), ...partsOf(state, "minus"),
     ...(offset ? { offset } : {}), ...(state.least && hasProbabilities(state, model) ? { min_probability: state.least } : {}),
   };
+  if (state.similar && state.upload) return () => api.similar(upload(state.upload, body), signal);
   if (state.similar) return () => api.similar({ ...body, id: state.image ?? state.caption }, signal);
   return (weighting) => {
     const all = { ...body, weighting };
@@ -79,18 +88,20 @@ const searches = (state, model, search) =>
   (state.compare ? choices(model, modeOf(state)).map(({ name }) => search(name)) : [search(null)]);
 
 /** Returns the responses, the stored item that is the query (if it is one), those that are parts of it by their
- * ids, and the ids of its own pairs. */
+ * ids, the ids of its own pairs, and how many items pass the filter (null: there is none). */
 export async function runSearch(state, model, signal) {
   const search = searcher(state, model, signal, 0);
   const id = state.image ?? state.caption;
   const ids = state.parts.map((part) => part.id).filter(Boolean);
-  const [item, parts, ...responses] = await Promise.all([
+  const listed = listing(state, model, modeOf(state) === "search" ? "image" : "text");
+  const [count, item, parts, ...responses] = await Promise.all([
+    listed.where ? api.list({ ...listed, limit: 1 }, signal) : null,
     id ? api.item(id, signal) : null,
     Promise.all(ids.map((each) => api.item(each, signal))),
     ...searches(state, model, search),
   ]);
   const pairs = item?.view === "text" ? [item.image] : (item?.captions ?? []).map((caption) => caption.id);
-  return { item, parts: new Map(parts.map((part) => [part.id, part])), responses, own: new Set(pairs.filter(Boolean)) };
+  return { item, parts: new Map(parts.map((part) => [part.id, part])), responses, own: new Set(pairs.filter(Boolean)), total: count?.total ?? null };
 }
 
 /** Add the next hits, up to ``state.k``, to the results of responses; return whether that was possible.

@@ -31,6 +31,9 @@ export function read(location) {
     parts,
     compare: query.get("compare") === "1",
     k: Math.floor(numberIn(query.get("k"), Infinity) ?? 0) || STEP,
+    item: query.get("item"),
+    by: query.get("by"),
+    rising: query.get("rising") === "1",
     filter: query.get("filter") ?? "",
     least: numberIn(query.get("least"), 1),
     ...Object.fromEntries(FILTERS.map((name) => [name, keyed(`${name}.`)])),
@@ -43,7 +46,7 @@ export function write(state) {
   else if (state.input) query.set("input", state.input);
   else if (state.caption) query.set("caption", state.caption);
   else if (state.q) query.set("q", state.q);
-  if (state.similar) query.set("similar", "1");
+  if (state.similar && !state.upload) query.set("similar", "1");
   for (const { sign, text, id } of state.parts) query.append(id ? `${sign}.id` : sign, id ?? text);
   if (state.compare) query.set("compare", "1");
   if (state.k !== STEP) query.set("k", state.k);
@@ -52,12 +55,15 @@ export function write(state) {
   }
   if (state.filter) query.set("filter", state.filter);
   if (state.least) query.set("least", state.least);
+  if (state.by) query.set("by", state.by);
+  if (state.rising) query.set("rising", "1");
+  if (state.item) query.set("item", state.item);
   const search = query.toString();
   return `./${search ? `?${search}` : ""}${state.model ? "#model" : ""}`;
 }
 
 export const withoutQuery = (state) => ({
-  ...state, model: false, q: "", caption: null, image: null, input: "", upload: null, similar: false, parts: [], k: STEP,
+  ...state, model: false, item: null, q: "", caption: null, image: null, input: "", upload: null, similar: false, parts: [], k: STEP,
 });
 
 export const toImage = (state, id) => ({ ...withoutQuery(state), image: id });
@@ -68,10 +74,14 @@ export const toSimilar = (state, { view, id }) =>
   ({ ...(view === "image" ? toImage : toCaption)(state, id), similar: true, compare: false });
 
 /** Add a part to the query, in place of the same one with either sign. */
-export const withPart = (state, part) => ({ ...withoutPart(state, part), parts: [...withoutPart(state, part).parts, part] });
+export const withPart = (state, part) => 
+  ({ ...withoutPart(state, part), item: null, parts: [...withoutPart(state, part).parts, part] });
 
 export const withoutPart = (state, { text, id }) =>
   ({ ...state, k: STEP, parts: state.parts.filter((each) => each.text !== text || each.id !== id) });
+
+/** Whether two states show the same, whichever item is open. */
+export const isSameList = (a, b) => a.upload === b.upload && write({ ...a, item: null }) === write({ ...b, item: null });
 
 export const isFiltered = (state) =>
   Boolean(state.filter || state.least || FILTERS.some((name) => Object.keys(state[name]).length));
