@@ -23,13 +23,15 @@ async function call(path, options) {
   throw new Problem(response.status, kind, content?.detail ?? `The server answered with status ${response.status}.`);
 }
 
-const post = (path, body, signal) =>
+const send = (method, path, body, signal) =>
   call(path, {
-    method: "POST",
+    method,
     signal,
     body: body instanceof FormData ? body : JSON.stringify(body),
     headers: body instanceof FormData ? {} : { "Content-Type": "application/json" },
   });
+
+const post = (...request) => send("POST", ...request);
 
 const place = (id) => `v1/items/${encodeURIComponent(id)}`;
 
@@ -41,7 +43,10 @@ export const api = {
   similar: (body, signal) => post("v1/similar", body, signal),
   annotate: (body, signal) => post("v1/annotate", body, signal),
   learn: (text, id) => post("v1/learn", { text, right: id }),
-  remove: (id) => call(place(id), { method: "DELETE" }),
+  audit: (parameters, signal) => call(`v1/audit?${new URLSearchParams(parameters)}`, { signal }),
+  add: (body) => post("v1/items", body),
+  update: (id, body) => send("PATCH", place(id), body),
+  remove: (id) => call(place(id), { method: "DELETE", keepalive: true }),
   image: (id) => `${place(id)}/image`,
   thumbnail: (id) => `${place(id)}/thumbnail`,
   file: (id) => `${place(id)}/file`,

@@ -1,7 +1,8 @@
 // The page: reads the URL, searches, shows the results, and writes the URL.
 
+import { addFiles, addQuery, sizeMessage } from "./add.js";
 import { api, Problem } from "./api.js";
-import { isFiltered, isSameList, NO_FILTER, read, STEP, toCaption, toImage, toInput, toSimilar, toText, withoutPart, withoutQuery, withPart, write } from "./url.js";
+import { isFiltered, isSameList, NO_FILTER, read, STEP, toCaption, toImage, toInput, SECTIONS, toSimilar, toText, withoutPart, withoutQuery, withPart, write } from "./url.js";
 import { extendResults, hasProbabilities, modeOf, mostHits, runSearch, viewOf } from "./search.js";
 import { focusItem, listItems, offerOrder, showCollection, showOrder } from "./browse.js";
 import { choices, columns } from "./compare.js";
@@ -9,9 +10,10 @@ import { labelOf, listenToParts, showParts, SIGNS } from "./compose.js";
 import { by, h, isolated, number, show } from "./dom.js";
 import { listenToFilters, offerFilters, showFilterError, showFilters } from "./filters.js";
 import { closeItem, listenToItem, openItem } from "./item.js";
-import { canLearn } from "./learn.js";
+import { canLearn, describeRefit } from "./learn.js";
 import { describe } from "./model.js";
 import { button, errorNotice, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
+import { showPairs } from "./pairs.js";
 import { offerInput, showQuery } from "./query.js";
 import { captions, images, waiting } from "./results.js";
 import { listen } from "./events.js";
@@ -65,6 +67,8 @@ function leaveItem(item) {
   else go({ ...state, item: null }, { replace: true });
 }
 
+/** What comes of it if hits are confirmed; false: they cannot be. */
+const learned = () => canLearn(state, model) && describeRefit(model);
 const again = () => render({ focus: false });
 const unfiltered = () => go({ ...state, ...NO_FILTER }, { focus: false });
 const compared = (mode) => (mode === "empty" || state.similar ? [] : choices(model, mode));
@@ -86,19 +90,20 @@ function layOut(mode) {
   // What filters the collection is above it.
   if (isBrowsing !== (toolbar.previousElementSibling === panels)) panels[isBrowsing ? "after" : "before"](toolbar);
   toolbar.hidden = false;
-  by("browse").hidden = state.model || !isBrowsing;
+  by("browse").hidden = state.section || !isBrowsing;
   by("aside").hidden = mode !== "search" || state.compare;
   showOrder(state, isBrowsing);
   by("compare").setAttribute("aria-pressed", String(state.compare));
   by("about-scores").textContent = hasProbabilities(state, model) ? PROBABILITIES : SCORES;
   by("compare").hidden = compared(mode).length === 0;
   show(by("message"));
-  by("search").hidden = state.model;
-  by("model").hidden = !state.model;
-  by(state.model ? "to-search" : "to-model").removeAttribute("aria-current");
-  by(state.model ? "to-model" : "to-search").setAttribute("aria-current", "page");
-  by("to-search").href = write({ ...state, model: false });
-  by("to-model").href = write({ ...state, model: true });
+  for (const name of ["search", ...SECTIONS]) by(name).hidden = name !== (state.section ?? "search");
+  for (const link of document.querySelectorAll("[data-section]")) {
+    const section = link.dataset.section || null;
+    link.href = write({ ...state, section });
+    if (section === state.section) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
 }
 
 /** What the server found, without the item whose similar items are shown. */
@@ -128,20 +133,18 @@ function more(place, mode, found) {
 }
 
 async function showMore(pressed, place, mode, found) {
-  running?.abort();
-  const control = new AbortController();
-  running = control;
+  const signal = renew();
   const next = { ...state, k: Math.min(state.k + STEP, mostHits(state, model)) };
   const [result] = found.responses[0].results;
   const shown = hitsOf(result).length;
   pressed.setAttribute("aria-busy", "true");
   try {
-    if (!(await extendResults(found.responses, next, model, control.signal))) {
+    if (!(await extendResults(found.responses, next, model, signal))) {
       go(next, { replace: true, focus: false });
       return;
     }
   } catch (problem) {
-    if (control.signal.aborted) return;
+    if (signal.aborted) return;
     if (!(problem instanceof Problem) || problem.status === 401) failed(problem, place);
     else pressed.parentElement.replaceWith(errorNotice(problem, () => go(next, { replace: true, focus: false }), state, unfiltered));
     return;
@@ -153,7 +156,7 @@ async function showMore(pressed, place, mode, found) {
   if (state.compare) {
     showResults(place, mode, found);
   } else {
-    const added = (mode === "search" ? images : captions)(hitsOf(result), state, found.own, { from: shown, learns: canLearn(state, model) });
+    const added = (mode === "search" ? images : captions)(hitsOf(result), state, found.own, { from: shown, learns: learned() });
     place.querySelector("ol").append(...added.children);
     pressed.parentElement.replaceWith(more(place, mode, found));
     announce(mode, found);
@@ -191,7 +194,7 @@ function showResults(place, mode, found) {
   } else if (state.compare) {
     show(place, notes, columns(mode, found.responses, state, found.own, model), more(place, mode, found));
   } else {
-    const list = (mode === "search" ? images : captions)(hits, state, found.own, { learns: canLearn(state, model) });
+    const list = (mode === "search" ? images : captions)(hits, state, found.own, { learns: learned() });
     show(place, notes, list, more(place, mode, found));
   }
   announce(mode, found);
@@ -213,6 +216,13 @@ async function browse(place, signal) {
 
 const withoutIt = (part) => go(withoutPart(state, part), { focus: false });
 
+/** Stop what is running; return the signal that will stop what begins now. */
+function renew() {
+  running?.abort();
+  running = new AbortController();
+  return running.signal;
+}
+
 async function render({ focus = true, restored = false } = {}) {
   running?.abort();
   if (!model) return;
@@ -222,10 +232,13 @@ async function render({ focus = true, restored = false } = {}) {
   showItem();
   if (mode !== "empty" && compared(mode).length === 0) state.compare = false;
   layOut(mode);
-  document.title = state.model ? "Model · Diptych" : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
-  if (state.model) {
-    show(by("model"), describe(model));
-    if (focus) by("model").querySelector("h1").focus({ preventScroll: true });
+  const section = state.section && capitalise(state.section);
+  document.title = section ? `${section} · Diptych` : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
+  if (state.section) {
+    const place = by(state.section);
+    if (state.section === "model") show(place, describe(model));
+    else showPairs(place, state, model, renew(), (problem) => failed(problem, place));
+    if (focus) place.querySelector("h1").focus({ preventScroll: true });
     return;
   }
   showFilters(state, model);
@@ -238,8 +251,7 @@ async function render({ focus = true, restored = false } = {}) {
     show(by("browse"));
   }
   const place = bodies[mode];
-  const control = new AbortController();
-  running = control;
+  const signal = renew();
   place.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => {
     by("status").textContent = mode === "empty" ? "Loading…" : "Searching…";
@@ -250,10 +262,10 @@ async function render({ focus = true, restored = false } = {}) {
   }, PATIENCE);
   try {
     if (mode === "empty") {
-      await browse(place, control.signal);
+      await browse(place, signal);
     } else {
-      const found = await runSearch(state, model, control.signal);
-      if (control.signal.aborted) return;
+      const found = await runSearch(state, model, signal);
+      if (signal.aborted) return;
       showQuery(state, mode, model, found.item);
       showParts(state, model, found.parts, withoutIt);
       showResults(place, mode, found);
@@ -267,11 +279,11 @@ async function render({ focus = true, restored = false } = {}) {
       scrollTo({ top: history.state?.top ?? 0 });
     }
   } catch (problem) {
-    if (control.signal.aborted) return;
+    if (signal.aborted) return;
     failed(problem, place);
   } finally {
     clearTimeout(slow);
-    if (running === control) place.removeAttribute("aria-busy");
+    if (!signal.aborted) place.removeAttribute("aria-busy");
   }
 }
 
@@ -290,7 +302,7 @@ function failed(problem, place) {
 
 /** Show a message in place of the page. */
 function showInstead(shown) {
-  for (const section of ["search", "browse", "model"]) by(section).hidden = true;
+  for (const section of ["search", "browse", ...SECTIONS]) by(section).hidden = true;
   show(by("message"), shown);
 }
 
@@ -320,6 +332,29 @@ function decode(part) {
   }
 }
 
+function showSummary() {
+  show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
+  document.querySelector("[data-section=pairs]").hidden = !model.items.text;
+}
+
+/** Count the items again. */
+async function recount() {
+  model = await api.model().catch(() => model);
+  showSummary();
+}
+
+/** Show what was written; a list of pairs stays as it is. */
+async function refresh() {
+  await recount();
+  if (!state.section) again();
+}
+
+/** Show the collection with what was added, or with one item of it. */
+async function showAdded(item = null) {
+  await recount();
+  go({ ...withoutQuery(state), by: null, rising: false, ...NO_FILTER, item });
+}
+
 async function start() {
   if (location.hash.startsWith(TOKEN)) {
     const token = decode(location.hash.slice(TOKEN.length));
@@ -337,7 +372,7 @@ async function start() {
   offerInput(model);
   offerFilters(model, filter);
   offerOrder(model, filter);
-  show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
+  showSummary();
   document.documentElement.classList.add("ready");
   render({ focus: false });
 }
@@ -349,11 +384,11 @@ function filter(change) {
 }
 
 listenToFilters(filter);
-listenToItem({ go: (item) => go({ ...state, item }, { replace: true }), left: leaveItem });
+listenToItem({ go: (item) => go({ ...state, item }, { replace: true }), left: leaveItem, written: refresh });
 listenToParts((part) => go(withPart(state, part), { focus: false }));
 // The browser would scroll before there are results.
 history.scrollRestoration = "manual";
-addEventListener("scrollend", () => (list || state.model) && keepPlace());
+addEventListener("scrollend", () => (list || state.section) && keepPlace());
 
 listen({
   typed: (q, done) => {
@@ -374,17 +409,23 @@ listen({
     if (model && file.size > model.limits.upload_bytes) {
       go({ ...withoutQuery(state), upload: file }, { focus: false });
       running?.abort();
-      failed(new Problem(413, "too-large", `it has ${(file.size / 2 ** 20).toFixed(0)} MB; the limit is ${(model.limits.upload_bytes / 2 ** 20).toFixed(0)} MB.`), bodies.annotate);
+      failed(new Problem(413, "too-large", sizeMessage(file, model.limits.upload_bytes)), bodies.annotate);
       return;
     }
     go({ ...withoutQuery(state), upload: file });
   },
+  files: (files) => {
+    if (!model?.writable || model.can.image !== null) return false;
+    addFiles(files, model, showAdded);
+    return true;
+  },
+  add: (pressed) => addQuery(pressed, state.upload, model, showAdded),
   captions: () => go({ ...state, similar: false, k: STEP }, { replace: Boolean(state.upload) }),
   alike: () => go({ ...state, similar: true, compare: false, k: STEP }, { replace: Boolean(state.upload) }),
   compare: () => go({ ...state, compare: !state.compare }, { focus: false }),
   home: () => go({ ...withoutQuery(state), compare: false, ...NO_FILTER }, { focus: false }),
   results: () => (bodies[modeOf(state)]?.querySelector("a, button") ?? by("q")).focus(),
-  section: (isModel) => go({ ...state, model: isModel }),
+  section: (section) => go({ ...state, section }),
   moved: () => {
     if (location.hash.startsWith(TOKEN)) {
       start();

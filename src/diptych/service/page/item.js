@@ -2,7 +2,9 @@
 
 import { api, Problem } from "./api.js";
 import { by, h, number, plain, show } from "./dom.js";
+import { editItem } from "./edit.js";
 import { notice } from "./notices.js";
+import { isRemoved, removeLater } from "./remove.js";
 import { actions, captionOf, ownText, showItem } from "./results.js";
 import { viewOf } from "./search.js";
 import { toCaption, toImage, write } from "./url.js";
@@ -11,6 +13,7 @@ import { capitalise, many } from "./words.js";
 const SWIPE = 50; // px
 
 let open = { id: null, at: -1, list: null };
+let changed = () => {};
 
 function table(item) {
   const known = Object.entries(item.metadata).filter(([, value]) => value !== null);
@@ -27,13 +30,15 @@ function files(item) {
     h("a", { href, download: item.file_name ?? item.id.split("/").pop() }, "Download"));
 }
 
+const titleOf = (item) => captionOf(item) || item.text || item.file_name || item.id;
+
 function about(item, state, model) {
-  const [first, ...others] = (item.captions ?? []).filter(({ text }) => text);
+  const [, ...others] = (item.captions ?? []).filter(({ text }) => text);
   const isImage = item.view === "image";
   const pairs = isImage ? model.items.text > 0 && h("a", { href: write(toImage(state, item.id)), "data-image": item.id }, `Find ${many("caption")}`)
     : h("a", { href: write(toCaption(state, item.id)), "data-caption": item.id }, `Find ${many("image")}`);
   return [
-    h("h2", { id: "item-title", dir: "auto" }, first?.text ?? item.text ?? item.file_name ?? item.id),
+    h("h2", { id: "item-title", dir: "auto" }, titleOf(item)),
     others.length ? h("ul", { class: "item-captions", "aria-label": capitalise(many("caption")) },
       others.map(({ text }) => h("li", { dir: "auto" }, text))) : null,
     h("div", { class: "item-links" }, pairs,
@@ -41,6 +46,34 @@ function about(item, state, model) {
     table(item),
     files(item),
   ];
+}
+
+const isEdited = () => Boolean(by("item").querySelector(".edit"));
+
+/** Show what is known of an item, and where writing is allowed, edit or remove it. */
+function showAbout(item, state, model) {
+  const action = (label, act) => h("button", { type: "button", class: "link-button", onclick: act }, label);
+  const edit = async () => {
+    const stored = await api.item(item.id).catch(() => item);
+    if (open.id !== item.id) return;
+    show(by("item-about"), editItem(stored, model, async (isSaved) => {
+      const next = isSaved ? await api.item(item.id).catch(() => stored) : stored;
+      if (open.id !== item.id) return;
+      showAbout(next, state, model);
+      by("item-about").querySelector(".writes button").focus();
+      if (isSaved) changed();
+    }));
+    by("item-about").querySelector("textarea, input, button").focus();
+  };
+  const remove = () => {
+    by("item").addEventListener("close", () => removeLater(item.id, titleOf(item), (isGone, hadFocus) => {
+      if (hadFocus) (isGone ? by("status") : document.querySelector(`[data-item="${CSS.escape(item.id)}"]`) ?? by("status")).focus();
+      if (isGone) changed();
+    }), { once: true });
+    closeItem();
+  };
+  show(by("item-about"), about(item, state, model),
+    model.writable ? h("p", { class: "item-links writes" }, action("Edit", edit), action("Remove", remove)) : null);
 }
 
 /** Show an item of a list, if there is one, in the dialog. */
@@ -60,7 +93,7 @@ export async function openItem(id, list, state, model) {
     const item = (at < 0 ? null : await list.get(at)) ?? (await api.item(id));
     if (open.id !== id) return;
     show(by("item-stage"), showItem(item, { lazy: false, whole: true }));
-    show(by("item-about"), about(item, state, model));
+    showAbout(item, state, model);
   } catch (problem) {
     if (open.id !== id || problem.name === "AbortError") return;
     if (!(problem instanceof Problem)) throw problem;
@@ -73,14 +106,22 @@ export async function openItem(id, list, state, model) {
 
 export const closeItem = () => by("item").close();
 
-/** Listen to the dialog: ``go`` is called with the id of the next item, ``left`` with that of the one it closed on. */
-export function listenToItem({ go, left }) {
+/** Listen to the dialog: ``go`` is called with the id of the next item, ``left`` with that of the one it closed on,
+ * ``written`` when an item was changed or removed. */
+export function listenToItem({ go, left, written }) {
   const [dialog, stage] = [by("item"), by("item-stage")];
+  changed = written;
   const step = async (way) => {
     const { at, list } = open;
-    if (at < 0 || at + way < 0 || (at + way >= list.total && !list.goesOn)) return;
-    const item = await list.get(at + way).catch(() => null);
-    if (item && open.list === list && open.at === at) go(item.id);
+    if (at < 0 || isEdited()) return;
+    for (let to = at + way; to >= 0 && (to < list.total || list.goesOn); to += way) {
+      const item = await list.get(to).catch(() => null);
+      if (!item || open.list !== list || open.at !== at) return;
+      if (!isRemoved(item.id)) {
+        go(item.id);
+        return;
+      }
+    }
   };
   by("item-previous").addEventListener("click", () => step(-1));
   by("item-next").addEventListener("click", () => step(1));
@@ -91,7 +132,13 @@ export function listenToItem({ go, left }) {
     show(stage); // a player would go on
     left(id);
   });
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  dialog.addEventListener("click", (event) => event.target === dialog && !isEdited() && dialog.close());
+  // Escape leaves the form first.
+  dialog.addEventListener("cancel", (event) => {
+    if (!isEdited()) return;
+    event.preventDefault();
+    dialog.querySelector(".edit > .choices [type=button]").click();
+  });
   dialog.addEventListener("keydown", (event) => {
     const direction = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (direction && !event.altKey && !event.metaKey && !/^(AUDIO|VIDEO)$/.test(event.target.tagName)) step(direction);

@@ -1,17 +1,23 @@
 // Confirming that a hit is right: the server keeps the pair, and learns from it at its next refit.
 
 import { api } from "./api.js";
-import { by, h, isolated } from "./dom.js";
+import { by, h, isolated, number } from "./dom.js";
 import { viewOf } from "./search.js";
+
+/** What the last refit brought, or what the next one is for. */
+export function describeRefit(model) {
+  const { refitted } = model.facts;
+  if (!refitted) return "The model learns from it at its next refit.";
+  return `The last refit learned from ${number(refitted.pairs)} pairs, ${number(refitted.pairs - refitted.before)} of them new.`;
+}
 
 /** Whether hits can be confirmed: images for a text that a person typed, where writing is allowed. */
 export const canLearn = (state, model) =>
   model.writable && viewOf(state) === "text" && !state.caption && !state.similar && !state.parts.length && state.q.trim() !== "";
 
 function setLearned(button, id) {
-  const name = id ? "Confirmed as right; press to take it back" : "Confirm that this is right";
   button.dataset.learned = id ?? "";
-  button.title = name;
+  button.title = `${id ? "Confirmed as right; press to take it back" : "Confirm that this is right"}. ${button.dataset.about}`;
   button.setAttribute("aria-pressed", String(Boolean(id)));
 }
 
@@ -31,10 +37,10 @@ async function toggle(button, text, id, label) {
   }
 }
 
-/** A button that confirms a hit for a text, and takes that back. */
-export function learnButton(hit, text, label) {
+/** A button that confirms a hit for a text, and takes that back; ``about``: what comes of it. */
+export function learnButton(hit, text, label, about) {
   const button = h("button", {
-    type: "button", class: "learn", "aria-label": `Right for “${isolated(text)}”: ${isolated(label)}`,
+    type: "button", class: "learn", "data-about": about, "aria-label": `Right for “${isolated(text)}”: ${isolated(label)}`,
     onclick: () => toggle(button, text, hit.id, label),
   }, "✓");
   setLearned(button, null);

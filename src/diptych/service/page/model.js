@@ -2,6 +2,7 @@
 
 import { heatMap, legend, spectrum } from "./charts.js";
 import { h, number } from "./dom.js";
+import { describeRefit } from "./learn.js";
 import { capitalise, counted, many, name, tasks } from "./words.js";
 
 const COLUMNS = { "r@1": "r@1", "r@5": "r@5", "r@10": "r@10", median_rank: "median rank", mean_rank: "mean rank" };
@@ -14,6 +15,7 @@ function facts(model) {
   return h("dl", { class: "facts" }, [
     ["In the index", sizes(model.items.image, model.items.text)],
     ["Fitted on", fitted],
+    ...(model.facts.refitted ? [["Refitted", describeRefit(model)]] : []),
     [`${capitalise(name("image"))} encoder`, encoder("image")],
     [`${capitalise(name("text"))} encoder`, encoder("text")],
     ["Weighting", model.weighting],

@@ -36,9 +36,11 @@ function queryImage(state, model, item) {
   const choice = (isSimilar, label) => h("button", {
     type: "button", class: "switch", "data-go": isSimilar ? "alike" : "captions", "aria-pressed": String(state.similar === isSimilar),
   }, label);
-  const choices = model.items.text > 0 && !state.input ? h("p", { class: "choices" },
-    choice(false, `${capitalise(many("caption"))} for it`), choice(true, `${capitalise(many("image"))} like it`)) : null;
-  return h("figure", { class: "chosen" }, whole, choices,
+  const choices = [
+    ...(model.items.text > 0 && !state.input ? [choice(false, `${capitalise(many("caption"))} for it`), choice(true, `${capitalise(many("image"))} like it`)] : []),
+    ...(state.upload && model.writable ? [h("button", { type: "button", class: "switch", "data-go": "add" }, "Add to the library")] : []),
+  ];
+  return h("figure", { class: "chosen" }, whole, choices.length ? h("p", { class: "choices" }, choices) : null,
     h("figcaption", {}, state.similar && item ? h("span", { class: "chosen-text", dir: "auto" }, captionOf(item)) : null,
       h("span", { dir: "auto" }, label),
       state.upload ? h("span", {}, "This file is not part of the address; it is lost when you leave the page.") : null));
@@ -59,7 +61,8 @@ export function offerInput(model) {
       h("button", { type: "submit", class: "button" }, "Search")));
   } else {
     const what = isImage ? "Drop or paste an image" : `Drop ${withArticle(name("image"))} file`;
-    show(text, `${what}, or `, h("button", { type: "button", id: "choose", class: "link-button" }, "choose one"));
+    show(text, `${what}, or `, h("button", { type: "button", id: "choose", class: "link-button" }, "choose one"), model.writable ? "; several to add them" : null);
+    by("file").multiple = model.writable;
     by("file").accept = isImage ? "image/*" : model.uploads.join(",");
   }
 }

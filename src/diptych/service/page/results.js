@@ -26,14 +26,14 @@ function score(hit, share) {
       isKnown(hit) ? percent(hit.probability) : value));
 }
 
-/** Search for more like a hit, or where it ``learns``, confirm it; where it ``composes``, add or subtract it. */
+/** Search for more like a hit, or with what it ``learns``, confirm it; where it ``composes``, add or subtract it. */
 export function actions(hit, state, label, { learns = false, composes = true } = {}) {
   const part = (sign, shown, name) => h("button", {
     type: "button", "data-sign": sign, "data-id": hit.id, title: name, "aria-label": `${name}: ${isolated(label)}`,
   }, shown);
   return h("p", { class: "hit-actions" },
     h("a", { href: write(toSimilar(state, hit)), "data-similar": hit.id, "data-view": hit.view, "aria-label": `More like this: ${isolated(label)}` }, "More like this"),
-    learns ? learnButton(hit, state.q.trim(), label) : null,
+    learns ? learnButton(hit, state.q.trim(), label, learns) : null,
     composes ? [part("plus", "+", "Add to the query"), part("minus", "−", "Subtract from the query")] : null);
 }
 
@@ -83,7 +83,8 @@ export const tile = (item, state, { lazy = false, image = h("span", { class: "ti
   h("a", { class: "tile", href: write({ ...state, item: item.id }), "data-item": item.id }, image,
     h("span", { class: "tile-caption", dir: "auto" }, captionOf(item) || item.id), beside);
 
-/** Hits as a list; ``from``: leave out those before; ``plain``: without actions; ``learns``: they can be confirmed. */
+/** Hits as a list; ``from``: leave out those before; ``plain``: without actions; ``learns``: what comes of it
+ * if they are confirmed, where they can be. */
 export function images(hits, state, own, { from = 0, plain = false, learns = false } = {}) {
   const bars = shares(hits);
   const wide = hits.some(isPlayed);
