@@ -19,13 +19,6 @@ REMOVALS = "window.sent = []; const fetch = window.fetch; window.fetch = (path, 
 )
 
 
-@pytest.fixture(scope="module")
-def dated_folder(dated, tmp_path_factory):
-    place = tmp_path_factory.mktemp("dated") / "model"
-    dated.save(place)
-    return place
-
-
 @pytest.fixture
 def visit_writable(visit, serve, dated_folder, dated, tmp_path):
     """Open a page of a writable copy of the dated scenes; return it and the folder."""

@@ -3,6 +3,7 @@
 import { api, Problem, upload } from "./api.js";
 import { h, number } from "./dom.js";
 import { button } from "./notices.js";
+import { pieces, t } from "./strings.js";
 import { capitalise, counted } from "./words.js";
 
 /** Browsers give every pasted image the same name. */
@@ -15,24 +16,24 @@ export async function addFile(file, model) {
   return (await api.add(upload(file, { id: idOf(file) }))).image;
 }
 
-export const sizeMessage = (file, limit) => `it has ${(file.size / 2 ** 20).toFixed(0)} MB; the limit is ${(limit / 2 ** 20).toFixed(0)} MB.`;
+export const sizeMessage = (file, limit) => t("tooLarge", { size: number(Math.round(file.size / 2 ** 20)), limit: number(Math.round(limit / 2 ** 20)) });
 
-const reason = (problem) => (problem.kind === "taken" ? "an item with this name is there already." : problem.message);
+const reason = (problem) => (problem.kind === "taken" ? t("itemTaken") : problem.message);
 
 /** Ask whether to add files, and add them one by one; ``done`` is called at the end if there are new items. */
 export function addFiles(files, model, done) {
-  const title = `Add ${counted(files.length, "image")}`;
+  const title = t("addCount", { count: counted(files.length, "image") });
   const bar = h("progress", { max: files.length, value: 0, "aria-label": title, hidden: true });
   const result = h("p", { class: "note", role: "status" });
-  const errors = h("ul", { class: "errors", tabindex: "0", "aria-label": "Not added", hidden: true });
-  const [start, close] = [button("Add", () => { work = add(); }), button("Cancel", () => dialog.close())];
+  const errors = h("ul", { class: "errors", tabindex: "0", "aria-label": t("notAdded"), hidden: true });
+  const [start, close] = [button(t("add"), () => { work = add(); }), button(t("cancel"), () => dialog.close())];
   const dialog = h("dialog", { class: "small", "aria-label": title }, h("h2", {}, title), bar, result, errors, h("p", { class: "choices" }, start, close));
   let added = 0;
   let work = null;
   async function add() {
     start.remove();
     bar.hidden = false;
-    close.textContent = "Stop";
+    close.textContent = t("stop");
     close.focus();
     for (const [at, file] of files.entries()) {
       if (!dialog.open) return;
@@ -42,12 +43,12 @@ export function addFiles(files, model, done) {
       } catch (problem) {
         if (!(problem instanceof Problem)) throw problem;
         errors.hidden = false;
-        errors.append(h("li", {}, h("bdi", {}, file.name), `: ${reason(problem)}`));
+        errors.append(h("li", {}, pieces("labelled", { name: h("bdi", {}, file.name), label: reason(problem) })));
       }
       bar.value = at + 1;
     }
-    result.textContent = `${number(added)} of ${counted(files.length, "image")} added.`;
-    close.textContent = "Close";
+    result.textContent = t("addedCount", { n: number(added), count: counted(files.length, "image") });
+    close.textContent = t("close");
   }
   dialog.addEventListener("close", async () => {
     dialog.remove();

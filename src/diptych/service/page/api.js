@@ -1,5 +1,7 @@
 // Requests to the server; problem details become errors that can be shown.
 
+import { t } from "./strings.js";
+
 export class Problem extends Error {
   constructor(status, kind, detail) {
     super(detail);
@@ -14,13 +16,13 @@ async function call(path, options) {
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, "unreachable", "It may have been stopped, or the connection was lost.");
+    throw new Problem(0, "unreachable", t("unreachable"));
   }
   if (response.status === 204) return null;
   const content = await response.json().catch(() => null);
   if (response.ok && content !== null) return content;
   const kind = String(content?.type ?? "").split(":").pop();
-  throw new Problem(response.status, kind, content?.detail ?? `The server answered with status ${response.status}.`);
+  throw new Problem(response.status, kind, content?.detail ?? t("answeredWith", { status: response.status }));
 }
 
 const send = (method, path, body, signal) =>

@@ -17,13 +17,12 @@ import { showPairs } from "./pairs.js";
 import { offerInput, showQuery } from "./query.js";
 import { captions, images, waiting } from "./results.js";
 import { listen } from "./events.js";
+import { pieces, t, translate } from "./strings.js";
 import { capitalise, counted, many, name, useNames } from "./words.js";
 
 const TYPING = 180;
 const PATIENCE = 140;
 const TOKEN = "#token=";
-const SCORES = "Scores are cosines, not probabilities: they order the hits of one query.";
-const PROBABILITIES = "Percentages are probabilities that a hit is right, if a right one is stored at all, measured on held-out pairs (see Model).";
 
 let state = { ...read(location), upload: null };
 let model = null;
@@ -94,7 +93,7 @@ function layOut(mode) {
   by("aside").hidden = mode !== "search" || state.compare;
   showOrder(state, isBrowsing);
   by("compare").setAttribute("aria-pressed", String(state.compare));
-  by("about-scores").textContent = hasProbabilities(state, model) ? PROBABILITIES : SCORES;
+  by("about-scores").textContent = t(hasProbabilities(state, model) ? "probabilities" : "scores");
   by("compare").hidden = compared(mode).length === 0;
   show(by("message"));
   for (const name of ["search", ...SECTIONS]) by(name).hidden = name !== (state.section ?? "search");
@@ -127,9 +126,9 @@ function listHits(place, mode, found) {
 /** A button for the next hits, or why there is none. */
 function more(place, mode, found) {
   const isMore = found.responses.some(({ results: [result] }) => result.more);
-  if (!isMore) return h("p", { class: "more note" }, `No more ${many(kindOf(mode))}.`);
-  if (state.k >= mostHits(state, model)) return h("p", { class: "more note" }, `Only the first ${number(mostHits(state, model))} are shown.`);
-  return h("p", { class: "more" }, button("Show more", (event) => showMore(event.currentTarget, place, mode, found)));
+  if (!isMore) return h("p", { class: "more note" }, t("noMore", { many: many(kindOf(mode)) }));
+  if (state.k >= mostHits(state, model)) return h("p", { class: "more note" }, t("onlyFirst", { n: number(mostHits(state, model)) }));
+  return h("p", { class: "more" }, button(t("showMore"), (event) => showMore(event.currentTarget, place, mode, found)));
 }
 
 async function showMore(pressed, place, mode, found) {
@@ -171,17 +170,19 @@ function announce(mode, { item, parts, responses, total }) {
   const [result] = responses[0].results;
   const hits = hitsOf(result);
   const isCut = result.more && state.k >= mostHits(state, model);
-  const amount = total === null ? counted(hits.length, kindOf(mode)) : `${number(hits.length)} of ${counted(total, kindOf(mode))} that ${total === 1 ? "passes" : "pass"} the filter,`;
-  const what = `${isCut ? "first " : ""}${amount} ${state.similar ? "like" : "for"} `;
+  const passing = total === null ? counted(hits.length, kindOf(mode)) : t("amountPassing", { n: number(hits.length), all: counted(total, kindOf(mode)) }, total);
+  const amount = isCut ? t("firstHits", { amount: passing }) : passing;
   const isText = viewOf(state) === "text";
   const text = isText ? item?.text ?? (state.q.trim() || state.caption) : item?.text ?? (state.input.trim() || null);
-  const words = [text === null ? `this ${name("image")}` : ["“", h("bdi", {}, text), "”"],
-    state.parts.map((part) => [` ${SIGNS[part.sign]} `, h("bdi", {}, shorten(labelOf(part, parts)))])].flat(3);
+  const [key, noun] = [state.similar ? "Like" : "For", name("image")];
+  const query = [text === null ? t(`query${key}`, { noun }) : pieces("quoted", { text: h("bdi", {}, text) }),
+    state.parts.map((part) => [` ${SIGNS[part.sign]} `, h("bdi", {}, shorten(labelOf(part, parts)))])].flat(2);
+  const words = pieces(`hits${key}`, { amount, query }).flat();
   const seconds = Math.max(...responses.map((each) => each.seconds));
   const best = hits[0]?.text ?? hits[0]?.captions?.[0]?.text;
   const spoken = words.map((word) => (typeof word === "string" ? word : isolated(word.textContent))).join("");
-  show(by("status"), h("span", {}, capitalise(what), words), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
-  by("announcement").textContent = `${what}${spoken}${best ? `. Best: ${isolated(best)}` : ""}`;
+  show(by("status"), h("span", {}, capitalise(words[0]), words.slice(1)), h("span", { class: "note" }, ` ${number(Math.max(1, Math.round(seconds * 1000)))} ms`));
+  by("announcement").textContent = `${spoken}${best ? t("best", { text: isolated(best) }) : ""}`;
 }
 
 function showResults(place, mode, found) {
@@ -207,7 +208,7 @@ async function browse(place, signal) {
   if (signal.aborted) return;
   list = listed;
   place.dataset.for = "empty";
-  const what = isFiltered({ ...state, least: null }) ? `${number(list.total)} of ${counted(model.items.image, "image")} pass the filter` : counted(list.total, "image");
+  const what = isFiltered({ ...state, least: null }) ? t("passing", { n: number(list.total), all: counted(model.items.image, "image") }) : counted(list.total, "image");
   if (list.total) showCollection(place, list, state, capitalise(many("image")), (problem) => signal.aborted || failed(problem, place));
   else show(place, noResults(state, unfiltered));
   show(by("status"), what);
@@ -232,7 +233,7 @@ async function render({ focus = true, restored = false } = {}) {
   showItem();
   if (mode !== "empty" && compared(mode).length === 0) state.compare = false;
   layOut(mode);
-  const section = state.section && capitalise(state.section);
+  const section = state.section && t(state.section);
   document.title = section ? `${section} · Diptych` : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
   if (state.section) {
     const place = by(state.section);
@@ -254,7 +255,7 @@ async function render({ focus = true, restored = false } = {}) {
   const signal = renew();
   place.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => {
-    by("status").textContent = mode === "empty" ? "Loading…" : "Searching…";
+    by("status").textContent = t(mode === "empty" ? "loading" : "searching");
     if (mode === "empty") return;
     if (!place.querySelector(".grid:not(.placeholders), .lines:not(.placeholders)") || place.dataset.for !== mode) {
       show(place, state.compare ? columns(mode, null, state, new Set(), model) : waiting(mode));
@@ -365,7 +366,7 @@ async function start() {
     model = await api.model();
   } catch (problem) {
     if (problem.status === 401) signIn();
-    else showInstead(notice("The server does not answer", problem.message, button("Try again", () => location.reload())));
+    else showInstead(notice(t("noAnswer"), problem.message, button(t("tryAgain"), () => location.reload())));
     return;
   }
   useNames(model);
@@ -383,6 +384,7 @@ function filter(change) {
   if (write(next) !== write(state)) go(next, { focus: false });
 }
 
+translate();
 listenToFilters(filter);
 listenToItem({ go: (item) => go({ ...state, item }, { replace: true }), left: leaveItem, written: refresh });
 listenToParts((part) => go(withPart(state, part), { focus: false }));

@@ -2,9 +2,10 @@
 
 import { api, Problem } from "./api.js";
 import { h } from "./dom.js";
-import { capitalise, many, one, withArticle } from "./words.js";
+import { t } from "./strings.js";
+import { capitalise, many, nounOf, one } from "./words.js";
 
-const KINDS = { text: "text", number: "number", boolean: "yes or no" };
+const KINDS = { text: "kindText", number: "kindNumber", boolean: "kindBoolean" };
 
 const kindOf = (value) => ({ string: "text", number: "number", boolean: "boolean" })[typeof value] ?? "list";
 
@@ -22,10 +23,10 @@ function valueField(kind, label, value) {
   const text = value === undefined ? "" : kind === "list" ? JSON.stringify(value) : String(value);
   if (kind === "boolean") {
     return h("select", { "aria-label": label }, [["true", "yes"], ["false", "no"]].map(([each, name]) =>
-      h("option", { value: each, selected: each === text }, name)));
+      h("option", { value: each, selected: each === text }, t(name))));
   }
   const check = ({ target }) =>
-    target.setCustomValidity(parse(kind, target.value) === undefined ? 'Write a list like this: ["a", "b"]' : "");
+    target.setCustomValidity(parse(kind, target.value) === undefined ? t("listExpected") : "");
   return h("input", { type: kind === "number" ? "number" : "text", step: kind === "number" ? "any" : null, value: text, dir: "auto",
     required: kind !== "text", "aria-label": label, autocomplete: "off", oninput: check });
 }
@@ -36,7 +37,7 @@ function rows(title, addLabel, add) {
   const adder = add && h("button", { type: "button", class: "switch", onclick: () => put(add()).querySelector("input, textarea").focus() }, addLabel);
   const put = ({ fields, name, remove }) => {
     const row = h("li", {}, fields, h("button", {
-      type: "button", class: "quiet-button", "aria-label": `Remove ${name}`, title: "Remove",
+      type: "button", class: "quiet-button", "aria-label": t("removeOf", { name }), title: t("remove"),
       onclick: () => {
         remove();
         const next = (row.nextElementSibling ?? row.previousElementSibling)?.querySelector(".quiet-button") ?? adder;
@@ -67,7 +68,7 @@ function captionRows(item, model) {
       if (text.id) removed.push(text.id);
     } };
   };
-  const { put, shown } = rows(capitalise(many("caption")), `Add ${withArticle(one("caption"))}`, canWrite && (() => make(null, "")));
+  const { put, shown } = rows(capitalise(many("caption")), t("addNoun", nounOf(one("caption"))), canWrite && (() => make(null, "")));
   for (const { id, text } of item.captions ?? []) if (text) put(make(id, text));
   async function save() {
     for (const text of texts) {
@@ -97,21 +98,21 @@ function metadataRows(item) {
     } };
   };
   const makeNew = () => {
-    const entry = { kind: "text", field: valueField("text", "Value"), before: null };
-    const key = h("input", { type: "text", required: true, dir: "auto", placeholder: "name", "aria-label": "Name", autocomplete: "off", oninput: () => {
+    const entry = { kind: "text", field: valueField("text", t("value")), before: null };
+    const key = h("input", { type: "text", required: true, dir: "auto", "aria-label": t("name"), placeholder: t("name"), autocomplete: "off", oninput: () => {
       entry.key = key.value.trim();
-      key.setCustomValidity(values.some((each) => each !== entry && each.key === entry.key) ? "This name is there already." : "");
+      key.setCustomValidity(values.some((each) => each !== entry && each.key === entry.key) ? t("nameTaken") : "");
     } });
-    const kind = h("select", { "aria-label": "Kind", onchange: () => {
+    const kind = h("select", { "aria-label": t("kind"), onchange: () => {
       entry.kind = kind.value;
-      const field = valueField(entry.kind, "Value");
+      const field = valueField(entry.kind, t("value"));
       entry.field.replaceWith(field);
       entry.field = field;
-    } }, Object.entries(KINDS).map(([value, name]) => h("option", { value }, name)));
+    } }, Object.entries(KINDS).map(([value, name]) => h("option", { value }, t(name))));
     values.push(entry);
-    return { fields: [key, kind, entry.field], name: "this value", remove: () => without(values, entry) };
+    return { fields: [key, kind, entry.field], name: t("thisValue"), remove: () => without(values, entry) };
   };
-  const { put, shown } = rows("Metadata", "Add a value", makeNew);
+  const { put, shown } = rows(t("metadata"), t("addValue"), makeNew);
   for (const [key, value] of Object.entries(item.metadata)) if (value !== null) put(make(key, value));
   async function save() {
     const metadata = Object.fromEntries([
@@ -128,9 +129,9 @@ export function editItem(item, model, done) {
   const [captions, metadata] = [captionRows(item, model), metadataRows(item)];
   const error = h("p", { class: "wrong", role: "alert" });
   const form = h("form", { class: "edit", "aria-labelledby": "item-title" },
-    h("h2", { id: "item-title" }, "Edit"),
+    h("h2", { id: "item-title" }, t("edit")),
     item.view === "image" && model.items.text + (model.can.text === null) > 0 ? captions.shown : null, metadata.shown, error,
-    h("p", { class: "choices" }, h("button", { type: "submit", class: "button" }, "Save"), h("button", { type: "button", class: "switch", onclick: () => done(false) }, "Cancel")));
+    h("p", { class: "choices" }, h("button", { type: "submit", class: "button" }, t("save")), h("button", { type: "button", class: "switch", onclick: () => done(false) }, t("cancel"))));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     for (const field of captions.fields()) field.value = field.value.trim();

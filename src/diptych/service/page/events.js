@@ -2,6 +2,7 @@
 
 import { by } from "./dom.js";
 import { grow } from "./query.js";
+import { t } from "./strings.js";
 
 const plainClick = (event) =>
   event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
@@ -124,7 +125,7 @@ function theming() {
   const button = by("theme");
   const root = document.documentElement;
   const showTheme = () => {
-    const label = `Colours: ${root.dataset.theme ?? "automatic"}`;
+    const label = t("colours", { theme: t(root.dataset.theme ?? "automatic") });
     button.setAttribute("aria-label", label);
     button.title = label;
   };

@@ -7,6 +7,7 @@ import { notice } from "./notices.js";
 import { isRemoved, removeLater } from "./remove.js";
 import { actions, captionOf, ownText, showItem } from "./results.js";
 import { viewOf } from "./search.js";
+import { t } from "./strings.js";
 import { toCaption, toImage, write } from "./url.js";
 import { capitalise, many } from "./words.js";
 
@@ -26,8 +27,8 @@ function files(item) {
   if (!item.file_url) return null;
   const href = api.file(item.id);
   return h("p", { class: "item-links" },
-    item.media === "file" ? null : h("a", { href, target: "_blank", rel: "noopener" }, "Open original"),
-    h("a", { href, download: item.file_name ?? item.id.split("/").pop() }, "Download"));
+    item.media === "file" ? null : h("a", { href, target: "_blank", rel: "noopener" }, t("openOriginal")),
+    h("a", { href, download: item.file_name ?? item.id.split("/").pop() }, t("download")));
 }
 
 const titleOf = (item) => captionOf(item) || item.text || item.file_name || item.id;
@@ -35,8 +36,8 @@ const titleOf = (item) => captionOf(item) || item.text || item.file_name || item
 function about(item, state, model) {
   const [, ...others] = (item.captions ?? []).filter(({ text }) => text);
   const isImage = item.view === "image";
-  const pairs = isImage ? model.items.text > 0 && h("a", { href: write(toImage(state, item.id)), "data-image": item.id }, `Find ${many("caption")}`)
-    : h("a", { href: write(toCaption(state, item.id)), "data-caption": item.id }, `Find ${many("image")}`);
+  const pairs = isImage ? model.items.text > 0 && h("a", { href: write(toImage(state, item.id)), "data-image": item.id }, t("find", { many: many("caption") }))
+    : h("a", { href: write(toCaption(state, item.id)), "data-caption": item.id }, t("find", { many: many("image") }));
   return [
     h("h2", { id: "item-title", dir: "auto" }, titleOf(item)),
     others.length ? h("ul", { class: "item-captions", "aria-label": capitalise(many("caption")) },
@@ -73,7 +74,7 @@ function showAbout(item, state, model) {
     closeItem();
   };
   show(by("item-about"), about(item, state, model),
-    model.writable ? h("p", { class: "item-links writes" }, action("Edit", edit), action("Remove", remove)) : null);
+    model.writable ? h("p", { class: "item-links writes" }, action(t("edit"), edit), action(t("remove"), remove)) : null);
 }
 
 /** Show an item of a list, if there is one, in the dialog. */
@@ -85,7 +86,7 @@ export async function openItem(id, list, state, model) {
     by("item").showModal();
     by("item").focus();
   }
-  by("item-place").textContent = at < 0 ? "" : `${number(at + 1)} of ${number(list.total)}${list.goesOn ? " shown" : ""}`;
+  by("item-place").textContent = at < 0 ? "" : t(list.goesOn ? "placeShown" : "placeOf", { at: number(at + 1), total: number(list.total) });
   by("item-previous").disabled = at <= 0;
   by("item-next").disabled = at < 0 || (at + 1 >= list.total && !list.goesOn);
   if (!isNew) return;
@@ -97,7 +98,7 @@ export async function openItem(id, list, state, model) {
   } catch (problem) {
     if (open.id !== id || problem.name === "AbortError") return;
     if (!(problem instanceof Problem)) throw problem;
-    const title = problem.kind === "unknown-item" ? "This item does not exist" : "This item cannot be shown";
+    const title = t(problem.kind === "unknown-item" ? "noItem" : "notShown");
     show(by("item-stage"), notice(title, problem.kind === "unknown-item" ? null : problem.message));
     show(by("item-about"), h("h2", { id: "item-title" }, id));
   }

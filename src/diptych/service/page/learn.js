@@ -3,12 +3,13 @@
 import { api } from "./api.js";
 import { by, h, isolated, number } from "./dom.js";
 import { viewOf } from "./search.js";
+import { t } from "./strings.js";
 
 /** What the last refit brought, or what the next one is for. */
 export function describeRefit(model) {
   const { refitted } = model.facts;
-  if (!refitted) return "The model learns from it at its next refit.";
-  return `The last refit learned from ${number(refitted.pairs)} pairs, ${number(refitted.pairs - refitted.before)} of them new.`;
+  if (!refitted) return t("nextRefit");
+  return t("lastRefit", { pairs: number(refitted.pairs), n: number(refitted.pairs - refitted.before) });
 }
 
 /** Whether hits can be confirmed: images for a text that a person typed, where writing is allowed. */
@@ -17,7 +18,7 @@ export const canLearn = (state, model) =>
 
 function setLearned(button, id) {
   button.dataset.learned = id ?? "";
-  button.title = `${id ? "Confirmed as right; press to take it back" : "Confirm that this is right"}. ${button.dataset.about}`;
+  button.title = `${t(id ? "confirmed" : "confirm")} ${button.dataset.about}`;
   button.setAttribute("aria-pressed", String(Boolean(id)));
 }
 
@@ -28,7 +29,7 @@ async function toggle(button, text, id, label) {
   try {
     if (learned) await api.remove(learned);
     setLearned(button, learned ? null : (await api.learn(text, id)).learned[0]);
-    by("announcement").textContent = `${learned ? "Taken back" : "Learned"}: ${isolated(label)}`;
+    by("announcement").textContent = t(learned ? "takenBack" : "learned", { label: isolated(label) });
   } catch (problem) {
     button.title = problem.message;
     by("announcement").textContent = problem.message;
@@ -40,7 +41,7 @@ async function toggle(button, text, id, label) {
 /** A button that confirms a hit for a text, and takes that back; ``about``: what comes of it. */
 export function learnButton(hit, text, label, about) {
   const button = h("button", {
-    type: "button", class: "learn", "data-about": about, "aria-label": `Right for “${isolated(text)}”: ${isolated(label)}`,
+    type: "button", class: "learn", "data-about": about, "aria-label": t("rightFor", { text: t("quoted", { text: isolated(text) }), label: isolated(label) }),
     onclick: () => toggle(button, text, hit.id, label),
   }, "✓");
   setLearned(button, null);

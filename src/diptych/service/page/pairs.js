@@ -5,6 +5,7 @@ import { by, h, isolated, number, percent, show } from "./dom.js";
 import { button, errorNotice, notice } from "./notices.js";
 import { removeLater } from "./remove.js";
 import { captionOf, frame } from "./results.js";
+import { t } from "./strings.js";
 import { NO_FILTER, toCaption, write } from "./url.js";
 import { capitalise, counted, many, one } from "./words.js";
 
@@ -15,7 +16,7 @@ const settled = new Set(); // captions that were kept or corrected in this visit
 /** Show the pairs in a place, page by page; ``failed`` is called with what only the page can mend. */
 export async function showPairs(place, state, model, signal, failed) {
   const [about, list, foot] = [h("p", { class: "note", role: "status" }), h("ol", { class: "pairs" }), h("div")];
-  const title = h("h1", { class: "model-name", tabindex: "-1" }, `${capitalise(many("caption"))} that look wrong`);
+  const title = h("h1", { class: "model-name", tabindex: "-1" }, t("pairsTitle", { Many: capitalise(many("caption")) }));
   show(place, title, about, list, foot);
   const seen = new Set(settled);
   let offset = 0; // 0 again after a change, as all pairs are audited anew then, and may be in another order
@@ -44,36 +45,36 @@ export async function showPairs(place, state, model, signal, failed) {
       if (signal.aborted) return;
       if (!(problem instanceof Problem) || problem.status === 401) failed(problem);
       else if (problem.status === 503) {
-        about.textContent = `The ${many("caption")} are being checked; this list appears by itself.`;
+        about.textContent = t("pairsChecking", { many: many("caption") });
         setTimeout(load, WAIT);
       } else {
         about.textContent = "";
-        show(foot, problem.status === 422 ? notice(`The ${many("caption")} cannot be checked`, capitalise(problem.message))
+        show(foot, problem.status === 422 ? notice(t("pairsUnchecked", { many: many("caption") }), capitalise(problem.message))
           : errorNotice(problem, load, { ...state, ...NO_FILTER }));
       }
       return;
     }
     const hadFocus = foot.contains(document.activeElement);
     list.append(...rows);
-    about.textContent = `${number(page.flagged)} of ${counted(page.total, "caption")} more likely belong to another ${one("image")} than to their own. `
-      + `Each was checked by models that did not know it.${page.outdated ? " Items have changed since; they are being checked again." : ""}`;
-    show(foot, h("p", { class: "more" }, page.more ? button("Show more", load) : h("span", { class: "note" }, `No more ${many("caption")}.`)));
+    about.textContent = t("pairsCount", { n: number(page.flagged), all: counted(page.total, "caption"), noun: one("image") })
+      + (page.outdated ? t("pairsOutdated") : "");
+    show(foot, h("p", { class: "more" }, page.more ? button(t("showMore"), load) : h("span", { class: "note" }, t("noMore", { many: many("caption") }))));
     if (hadFocus) rows[0]?.querySelector("a").focus();
   }
 
   function makeRow({ image, caption, wrong, flagged }) {
     let label = caption.text ?? caption.id;
     const text = h("a", { href: write(toCaption({ ...state, ...NO_FILTER }, caption.id)), "data-caption": caption.id, class: "pair-text", dir: "auto" }, label);
-    const doubt = h("p", { class: flagged ? "doubt flagged" : "doubt" }, `${percent(wrong)} likely to be wrong`);
+    const doubt = h("p", { class: flagged ? "doubt flagged" : "doubt" }, t("likelyWrong", { share: percent(wrong) }));
     const choices = h("p", { class: "choices" });
     const body = h("div", {}, text, doubt, choices);
     const row = h("li", {}, h("a", {
-      class: "tile", href: write({ ...state, item: image.id }), "data-item": image.id, "aria-label": `Open ${isolated(captionOf(image) || image.id)}`,
+      class: "tile", href: write({ ...state, item: image.id }), "data-item": image.id, "aria-label": t("open", { label: isolated(captionOf(image) || image.id) }),
     }, frame(image)), body);
-    const choice = (name, act) => h("button", { type: "button", class: "switch", "aria-label": `${name}: ${isolated(label)}`, onclick: act }, name);
+    const choice = (name, act) => h("button", { type: "button", class: "switch", "aria-label": t("labelled", { name, label: isolated(label) }), onclick: act }, name);
     const keep = () => {
       settled.add(caption.id);
-      by("announcement").textContent = `Kept: ${isolated(label)}`;
+      by("announcement").textContent = t("kept", { label: isolated(label) });
       drop(row, true);
     };
     const remove = () => {
@@ -94,7 +95,7 @@ export async function showPairs(place, state, model, signal, failed) {
         choices.querySelector("button").focus();
       };
       const form = h("form", { class: "edit" }, field, error,
-        h("p", { class: "choices" }, h("button", { type: "submit", class: "button" }, "Save"), h("button", { type: "button", class: "switch", onclick: close }, "Cancel")));
+        h("p", { class: "choices" }, h("button", { type: "submit", class: "button" }, t("save")), h("button", { type: "button", class: "switch", onclick: close }, t("cancel"))));
       form.addEventListener("submit", async (event) => {
         event.preventDefault();
         field.value = field.value.trim();
@@ -112,9 +113,9 @@ export async function showPairs(place, state, model, signal, failed) {
         settled.add(caption.id);
         offset = 0;
         text.textContent = label;
-        doubt.textContent = "Corrected";
+        doubt.textContent = t("corrected");
         doubt.className = "doubt";
-        by("announcement").textContent = `Corrected: ${isolated(label)}`;
+        by("announcement").textContent = t("labelled", { name: t("corrected"), label: isolated(label) });
         showChoices();
         close();
       });
@@ -123,7 +124,7 @@ export async function showPairs(place, state, model, signal, failed) {
       choices.replaceWith(form);
       field.focus();
     };
-    const showChoices = () => show(choices, choice("Keep", keep), model.can.text === null && choice("Correct", correct), choice("Remove", remove));
+    const showChoices = () => show(choices, choice(t("keep"), keep), model.can.text === null && choice(t("correct"), correct), choice(t("remove"), remove));
     if (model.writable) showChoices();
     return row;
   }

@@ -3,6 +3,7 @@
 import { api, Problem } from "./api.js";
 import { by, h, isolated, show } from "./dom.js";
 import { button } from "./notices.js";
+import { pieces, t } from "./strings.js";
 
 const SECONDS = 10;
 
@@ -32,10 +33,10 @@ export function removeLater(id, label, done, place = by("undo")) {
     if (!isGone) setHidden(id, false);
     done(isGone, hadFocus);
   };
-  const undo = button("Undo", () => {
+  const undo = button(t("undo"), () => {
     clearTimeout(timer);
     pending.delete(id);
-    by("announcement").textContent = `Not removed: ${isolated(label)}`;
+    by("announcement").textContent = t("notRemoved", { label: isolated(label) });
     end(false);
   });
   const send = async () => {
@@ -46,7 +47,7 @@ export function removeLater(id, label, done, place = by("undo")) {
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
       if (problem.kind !== "unknown-item") {
-        show(row, h("span", { role: "alert" }, problem.message), button("Try again", send), undo);
+        show(row, h("span", { role: "alert" }, problem.message), button(t("tryAgain"), send), undo);
         return;
       }
     }
@@ -55,9 +56,9 @@ export function removeLater(id, label, done, place = by("undo")) {
   const timer = setTimeout(send, 1000 * SECONDS);
   pending.set(id, send);
   setHidden(id, true);
-  show(row, h("span", {}, "Removed: ", h("bdi", {}, label)), undo);
+  show(row, h("span", {}, pieces("removed", { label: h("bdi", {}, label) })), undo);
   place.append(row);
-  by("announcement").textContent = `Removed: ${isolated(label)}. It can be undone for ${SECONDS} seconds.`;
+  by("announcement").textContent = t("canUndo", { label: isolated(label), n: SECONDS });
   undo.focus();
 }
 
