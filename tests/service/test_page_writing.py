@@ -1,6 +1,7 @@
 """What is written on the page: captions, metadata, removing, adding, and pairs that look wrong."""
 
 import re
+import shutil
 import time
 
 import pytest
@@ -8,7 +9,7 @@ from playwright.sync_api import expect
 
 from diptych import Retriever
 from diptych.service import _service
-from pages import WINDOWS, check_width, drop, first_caption, first_image, ids
+from pages import check_width, drop, first_caption, first_image, ids
 from servers import png
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -20,10 +21,9 @@ REMOVALS = "window.sent = []; const fetch = window.fetch; window.fetch = (path, 
 
 
 @pytest.fixture
-def visit_writable(visit, serve, dated_folder, dated, tmp_path):
+def visit_writable(visit, serve, dated_folder, tmp_path):
     """Open a page of a writable copy of the dated scenes; return it and the folder."""
-    Retriever.load(dated_folder).save(tmp_path / "model")
-    base = serve(tmp_path / "model", writable=True)
+    base = serve(shutil.copytree(dated_folder, tmp_path / "model"), writable=True)
 
     def go(path="/", width=1360, **options):
         return visit(path, base, viewport={"width": width, "height": 844}, **options), tmp_path / "model"
@@ -43,10 +43,9 @@ def wait_until_stored(folder, item_id, present):
         assert time.monotonic() < until
 
 
-@WINDOWS
-def test_captions_and_metadata_are_edited_by_keyboard(visit_writable, dated, width):
+def test_captions_and_metadata_are_edited_by_keyboard(visit_writable, dated):
     image = dated.items("image")[3].id
-    page, folder = visit_writable(f"/?item={image}", width)
+    page, folder = visit_writable(f"/?item={image}", 390)
     dialog = page.get_by_role("dialog")
     before, texts = stored(folder, image)
     dialog.get_by_role("button", name="Edit").press("Enter")
@@ -80,7 +79,7 @@ def test_captions_and_metadata_are_edited_by_keyboard(visit_writable, dated, wid
             - button "Save"
             - button "Cancel"
     """)
-    check_width(page, width)
+    check_width(page, 390)
     page.keyboard.press("ArrowRight")  # which moves in a field, not to the next item
     dialog.get_by_label("Caption 1", exact=True).press("Tab")
     dialog.get_by_role("button", name="Save").press("Enter")
@@ -281,9 +280,8 @@ def listed(page):
     return page.locator(".pair-text").all_inner_texts()
 
 
-@WINDOWS
-def test_pairs_that_look_wrong_are_kept_corrected_and_removed(visit_writable, dated, width):
-    page, folder = visit_writable("/", width)
+def test_pairs_that_look_wrong_are_kept_corrected_and_removed(visit_writable, dated):
+    page, folder = visit_writable("/", 390)
     page.clock.install()
     page.get_by_role("link", name="Pairs").click()
     page.wait_for_url("**#pairs")
@@ -308,7 +306,7 @@ def test_pairs_that_look_wrong_are_kept_corrected_and_removed(visit_writable, da
           - button /Correct/
           - button /Remove/
     """)
-    check_width(page, width)
+    check_width(page, 390)
     row.get_by_role("button", name="Keep").press("Enter")
     assert listed(page) == [item.text for item in expected[1:]]
     expect(row.get_by_role("button", name="Keep")).to_be_focused()
