@@ -392,7 +392,7 @@ def item_routes(service: Service) -> APIRouter:
 
 
 class _CompressedRoute(APIRoute):
-    """A route whose responses are compressed; they contain nothing of a request beside a secret."""
+    """A route whose responses are compressed: they contain no secret that their length could tell."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await GZipMiddleware(super().handle)(scope, receive, send)
