@@ -293,6 +293,14 @@ def dated(tmp_path_factory):
     return Retriever("pyramid", encoder).fit(pairs, metadata=metadata)
 
 
+@pytest.fixture(scope="session")
+def dated_folder(dated, tmp_path_factory):
+    """That retriever as a saved model."""
+    place = tmp_path_factory.mktemp("dated") / "model"
+    dated.save(place)
+    return place
+
+
 @pytest.fixture
 def visit_dated(visit, serve, dated):
     base = serve(dated)

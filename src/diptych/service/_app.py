@@ -15,6 +15,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -390,8 +391,15 @@ def item_routes(service: Service) -> APIRouter:
     return router
 
 
+class _CompressedRoute(APIRoute):
+    """A route whose responses are compressed: they contain no secret that their length could tell."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await GZipMiddleware(super().handle)(scope, receive, send)
+
+
 def about_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["about"], responses=_PROBLEMS)
+    router = APIRouter(route_class=_CompressedRoute, tags=["about"], responses=_PROBLEMS)
 
     @router.get("/v1/model", response_model=schemas.ModelOut)
     async def model() -> JsonResponse:

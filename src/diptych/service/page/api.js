@@ -1,5 +1,7 @@
 // Requests to the server; problem details become errors that can be shown.
 
+import { t } from "./strings.js";
+
 export class Problem extends Error {
   constructor(status, kind, detail) {
     super(detail);
@@ -14,22 +16,24 @@ async function call(path, options) {
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, "unreachable", "It may have been stopped, or the connection was lost.");
+    throw new Problem(0, "unreachable", t("unreachable"));
   }
   if (response.status === 204) return null;
   const content = await response.json().catch(() => null);
   if (response.ok && content !== null) return content;
   const kind = String(content?.type ?? "").split(":").pop();
-  throw new Problem(response.status, kind, content?.detail ?? `The server answered with status ${response.status}.`);
+  throw new Problem(response.status, kind, content?.detail ?? t("answeredWith", { status: response.status }));
 }
 
-const post = (path, body, signal) =>
+const send = (method, path, body, signal) =>
   call(path, {
-    method: "POST",
+    method,
     signal,
     body: body instanceof FormData ? body : JSON.stringify(body),
     headers: body instanceof FormData ? {} : { "Content-Type": "application/json" },
   });
+
+const post = (...request) => send("POST", ...request);
 
 const place = (id) => `v1/items/${encodeURIComponent(id)}`;
 
@@ -41,7 +45,10 @@ export const api = {
   similar: (body, signal) => post("v1/similar", body, signal),
   annotate: (body, signal) => post("v1/annotate", body, signal),
   learn: (text, id) => post("v1/learn", { text, right: id }),
-  remove: (id) => call(place(id), { method: "DELETE" }),
+  audit: (parameters, signal) => call(`v1/audit?${new URLSearchParams(parameters)}`, { signal }),
+  add: (body) => post("v1/items", body),
+  update: (id, body) => send("PATCH", place(id), body),
+  remove: (id) => call(place(id), { method: "DELETE", keepalive: true }),
   image: (id) => `${place(id)}/image`,
   thumbnail: (id) => `${place(id)}/thumbnail`,
   file: (id) => `${place(id)}/file`,

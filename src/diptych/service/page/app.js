@@ -1,7 +1,8 @@
 // The page: reads the URL, searches, shows the results, and writes the URL.
 
+import { addFiles, addQuery, sizeMessage } from "./add.js";
 import { api, Problem } from "./api.js";
-import { isFiltered, isSameList, NO_FILTER, read, STEP, toCaption, toImage, toInput, toSimilar, toText, withoutPart, withoutQuery, withPart, write } from "./url.js";
+import { isFiltered, isSameList, NO_FILTER, read, STEP, toCaption, toImage, toInput, SECTIONS, toSimilar, toText, withoutPart, withoutQuery, withPart, write } from "./url.js";
 import { extendResults, hasProbabilities, modeOf, mostHits, runSearch, viewOf } from "./search.js";
 import { focusItem, listItems, offerOrder, showCollection, showOrder } from "./browse.js";
 import { choices, columns } from "./compare.js";
@@ -9,19 +10,19 @@ import { labelOf, listenToParts, showParts, SIGNS } from "./compose.js";
 import { by, h, isolated, number, show } from "./dom.js";
 import { listenToFilters, offerFilters, showFilterError, showFilters } from "./filters.js";
 import { closeItem, listenToItem, openItem } from "./item.js";
-import { canLearn } from "./learn.js";
+import { canLearn, describeRefit } from "./learn.js";
 import { describe } from "./model.js";
 import { button, errorNotice, exampleTexts, ignored, noResults, notice, tokenForm } from "./notices.js";
+import { showPairs } from "./pairs.js";
 import { offerInput, showQuery } from "./query.js";
 import { captions, images, waiting } from "./results.js";
 import { listen } from "./events.js";
+import { pieces, t, translate } from "./strings.js";
 import { capitalise, counted, many, name, useNames } from "./words.js";
 
 const TYPING = 180;
 const PATIENCE = 140;
 const TOKEN = "#token=";
-const SCORES = "Scores are cosines, not probabilities: they order the hits of one query.";
-const PROBABILITIES = "Percentages are probabilities that a hit is right, if a right one is stored at all, measured on held-out pairs (see Model).";
 
 let state = { ...read(location), upload: null };
 let model = null;
@@ -65,6 +66,8 @@ function leaveItem(item) {
   else go({ ...state, item: null }, { replace: true });
 }
 
+/** What comes of it if hits are confirmed; false: they cannot be. */
+const learned = () => canLearn(state, model) && describeRefit(model);
 const again = () => render({ focus: false });
 const unfiltered = () => go({ ...state, ...NO_FILTER }, { focus: false });
 const compared = (mode) => (mode === "empty" || state.similar ? [] : choices(model, mode));
@@ -86,19 +89,20 @@ function layOut(mode) {
   // What filters the collection is above it.
   if (isBrowsing !== (toolbar.previousElementSibling === panels)) panels[isBrowsing ? "after" : "before"](toolbar);
   toolbar.hidden = false;
-  by("browse").hidden = state.model || !isBrowsing;
+  by("browse").hidden = state.section || !isBrowsing;
   by("aside").hidden = mode !== "search" || state.compare;
   showOrder(state, isBrowsing);
   by("compare").setAttribute("aria-pressed", String(state.compare));
-  by("about-scores").textContent = hasProbabilities(state, model) ? PROBABILITIES : SCORES;
+  by("about-scores").textContent = t(hasProbabilities(state, model) ? "probabilities" : "scores");
   by("compare").hidden = compared(mode).length === 0;
   show(by("message"));
-  by("search").hidden = state.model;
-  by("model").hidden = !state.model;
-  by(state.model ? "to-search" : "to-model").removeAttribute("aria-current");
-  by(state.model ? "to-model" : "to-search").setAttribute("aria-current", "page");
-  by("to-search").href = write({ ...state, model: false });
-  by("to-model").href = write({ ...state, model: true });
+  for (const name of ["search", ...SECTIONS]) by(name).hidden = name !== (state.section ?? "search");
+  for (const link of document.querySelectorAll("[data-section]")) {
+    const section = link.dataset.section || null;
+    link.href = write({ ...state, section });
+    if (section === state.section) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
 }
 
 /** What the server found, without the item whose similar items are shown. */
@@ -122,26 +126,24 @@ function listHits(place, mode, found) {
 /** A button for the next hits, or why there is none. */
 function more(place, mode, found) {
   const isMore = found.responses.some(({ results: [result] }) => result.more);
-  if (!isMore) return h("p", { class: "more note" }, `No more ${many(kindOf(mode))}.`);
-  if (state.k >= mostHits(state, model)) return h("p", { class: "more note" }, `Only the first ${number(mostHits(state, model))} are shown.`);
-  return h("p", { class: "more" }, button("Show more", (event) => showMore(event.currentTarget, place, mode, found)));
+  if (!isMore) return h("p", { class: "more note" }, t("noMore", { many: many(kindOf(mode)) }));
+  if (state.k >= mostHits(state, model)) return h("p", { class: "more note" }, t("onlyFirst", { n: number(mostHits(state, model)) }));
+  return h("p", { class: "more" }, button(t("showMore"), (event) => showMore(event.currentTarget, place, mode, found)));
 }
 
 async function showMore(pressed, place, mode, found) {
-  running?.abort();
-  const control = new AbortController();
-  running = control;
+  const signal = renew();
   const next = { ...state, k: Math.min(state.k + STEP, mostHits(state, model)) };
   const [result] = found.responses[0].results;
   const shown = hitsOf(result).length;
   pressed.setAttribute("aria-busy", "true");
   try {
-    if (!(await extendResults(found.responses, next, model, control.signal))) {
+    if (!(await extendResults(found.responses, next, model, signal))) {
       go(next, { replace: true, focus: false });
       return;
     }
   } catch (problem) {
-    if (control.signal.aborted) return;
+    if (signal.aborted) return;
     if (!(problem instanceof Problem) || problem.status === 401) failed(problem, place);
     else pressed.parentElement.replaceWith(errorNotice(problem, () => go(next, { replace: true, focus: false }), state, unfiltered));
     return;
@@ -153,7 +155,7 @@ async function showMore(pressed, place, mode, found) {
   if (state.compare) {
     showResults(place, mode, found);
   } else {
-    const added = (mode === "search" ? images : captions)(hitsOf(result), state, found.own, { from: shown, learns: canLearn(state, model) });
+    const added = (mode === "search" ? images : captions)(hitsOf(result), state, found.own, { from: shown, learns: learned() });
     place.querySelector("ol").append(...added.children);
     pressed.parentElement.replaceWith(more(place, mode, found));
     announce(mode, found);
@@ -168,17 +170,19 @@ function announce(mode, { item, parts, responses, total }) {
   const [result] = responses[0].results;
   const hits = hitsOf(result);
   const isCut = result.more && state.k >= mostHits(state, model);
-  const amount = total === null ? counted(hits.length, kindOf(mode)) : `${number(hits.length)} of ${counted(total, kindOf(mode))} that ${total === 1 ? "passes" : "pass"} the filter,`;
-  const what = `${isCut ? "first " : ""}${amount} ${state.similar ? "like" : "for"} `;
+  const passing = total === null ? counted(hits.length, kindOf(mode)) : t("amountPassing", { n: number(hits.length), all: counted(total, kindOf(mode)) }, total);
+  const amount = isCut ? t("firstHits", { amount: passing }) : passing;
   const isText = viewOf(state) === "text";
   const text = isText ? item?.text ?? (state.q.trim() || state.caption) : item?.text ?? (state.input.trim() || null);
-  const words = [text === null ? `this ${name("image")}` : ["“", h("bdi", {}, text), "”"],
-    state.parts.map((part) => [` ${SIGNS[part.sign]} `, h("bdi", {}, shorten(labelOf(part, parts)))])].flat(3);
+  const [key, noun] = [state.similar ? "Like" : "For", name("image")];
+  const query = [text === null ? t(`query${key}`, { noun }) : pieces("quoted", { text: h("bdi", {}, text) }),
+    state.parts.map((part) => [` ${SIGNS[part.sign]} `, h("bdi", {}, shorten(labelOf(part, parts)))])].flat(2);
+  const words = pieces(`hits${key}`, { amount, query }).flat();
   const seconds = Math.max(...responses.map((each) => each.seconds));
   const best = hits[0]?.text ?? hits[0]?.captions?.[0]?.text;
   const spoken = words.map((word) => (typeof word === "string" ? word : isolated(word.textContent))).join("");
-  show(by("status"), h("span", {}, capitalise(what), words), h("span", { class: "note" }, ` ${Math.max(1, Math.round(seconds * 1000))} ms`));
-  by("announcement").textContent = `${what}${spoken}${best ? `. Best: ${isolated(best)}` : ""}`;
+  show(by("status"), h("span", {}, capitalise(words[0]), words.slice(1)), h("span", { class: "note" }, ` ${number(Math.max(1, Math.round(seconds * 1000)))} ms`));
+  by("announcement").textContent = `${spoken}${best ? t("best", { text: isolated(best) }) : ""}`;
 }
 
 function showResults(place, mode, found) {
@@ -191,7 +195,7 @@ function showResults(place, mode, found) {
   } else if (state.compare) {
     show(place, notes, columns(mode, found.responses, state, found.own, model), more(place, mode, found));
   } else {
-    const list = (mode === "search" ? images : captions)(hits, state, found.own, { learns: canLearn(state, model) });
+    const list = (mode === "search" ? images : captions)(hits, state, found.own, { learns: learned() });
     show(place, notes, list, more(place, mode, found));
   }
   announce(mode, found);
@@ -204,7 +208,7 @@ async function browse(place, signal) {
   if (signal.aborted) return;
   list = listed;
   place.dataset.for = "empty";
-  const what = isFiltered({ ...state, least: null }) ? `${number(list.total)} of ${counted(model.items.image, "image")} pass the filter` : counted(list.total, "image");
+  const what = isFiltered({ ...state, least: null }) ? t("passing", { n: number(list.total), all: counted(model.items.image, "image") }) : counted(list.total, "image");
   if (list.total) showCollection(place, list, state, capitalise(many("image")), (problem) => signal.aborted || failed(problem, place));
   else show(place, noResults(state, unfiltered));
   show(by("status"), what);
@@ -212,6 +216,13 @@ async function browse(place, signal) {
 }
 
 const withoutIt = (part) => go(withoutPart(state, part), { focus: false });
+
+/** Stop what is running; return the signal that will stop what begins now. */
+function renew() {
+  running?.abort();
+  running = new AbortController();
+  return running.signal;
+}
 
 async function render({ focus = true, restored = false } = {}) {
   running?.abort();
@@ -222,10 +233,13 @@ async function render({ focus = true, restored = false } = {}) {
   showItem();
   if (mode !== "empty" && compared(mode).length === 0) state.compare = false;
   layOut(mode);
-  document.title = state.model ? "Model · Diptych" : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
-  if (state.model) {
-    show(by("model"), describe(model));
-    if (focus) by("model").querySelector("h1").focus({ preventScroll: true });
+  const section = state.section && t(state.section);
+  document.title = section ? `${section} · Diptych` : state.q ? `${isolated(state.q)} · Diptych` : "Diptych";
+  if (state.section) {
+    const place = by(state.section);
+    if (state.section === "model") show(place, describe(model));
+    else showPairs(place, state, model, renew(), (problem) => failed(problem, place));
+    if (focus) place.querySelector("h1").focus({ preventScroll: true });
     return;
   }
   showFilters(state, model);
@@ -238,11 +252,10 @@ async function render({ focus = true, restored = false } = {}) {
     show(by("browse"));
   }
   const place = bodies[mode];
-  const control = new AbortController();
-  running = control;
+  const signal = renew();
   place.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => {
-    by("status").textContent = mode === "empty" ? "Loading…" : "Searching…";
+    by("status").textContent = t(mode === "empty" ? "loading" : "searching");
     if (mode === "empty") return;
     if (!place.querySelector(".grid:not(.placeholders), .lines:not(.placeholders)") || place.dataset.for !== mode) {
       show(place, state.compare ? columns(mode, null, state, new Set(), model) : waiting(mode));
@@ -250,10 +263,10 @@ async function render({ focus = true, restored = false } = {}) {
   }, PATIENCE);
   try {
     if (mode === "empty") {
-      await browse(place, control.signal);
+      await browse(place, signal);
     } else {
-      const found = await runSearch(state, model, control.signal);
-      if (control.signal.aborted) return;
+      const found = await runSearch(state, model, signal);
+      if (signal.aborted) return;
       showQuery(state, mode, model, found.item);
       showParts(state, model, found.parts, withoutIt);
       showResults(place, mode, found);
@@ -267,11 +280,11 @@ async function render({ focus = true, restored = false } = {}) {
       scrollTo({ top: history.state?.top ?? 0 });
     }
   } catch (problem) {
-    if (control.signal.aborted) return;
+    if (signal.aborted) return;
     failed(problem, place);
   } finally {
     clearTimeout(slow);
-    if (running === control) place.removeAttribute("aria-busy");
+    if (!signal.aborted) place.removeAttribute("aria-busy");
   }
 }
 
@@ -290,7 +303,7 @@ function failed(problem, place) {
 
 /** Show a message in place of the page. */
 function showInstead(shown) {
-  for (const section of ["search", "browse", "model"]) by(section).hidden = true;
+  for (const section of ["search", "browse", ...SECTIONS]) by(section).hidden = true;
   show(by("message"), shown);
 }
 
@@ -320,6 +333,29 @@ function decode(part) {
   }
 }
 
+function showSummary() {
+  show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
+  document.querySelector("[data-section=pairs]").hidden = !model.items.text;
+}
+
+/** Count the items again. */
+async function recount() {
+  model = await api.model().catch(() => model);
+  showSummary();
+}
+
+/** Show what was written; a list of pairs stays as it is. */
+async function refresh() {
+  await recount();
+  if (!state.section) again();
+}
+
+/** Show the collection with what was added, or with one item of it. */
+async function showAdded(item = null) {
+  await recount();
+  go({ ...withoutQuery(state), by: null, rising: false, ...NO_FILTER, item });
+}
+
 async function start() {
   if (location.hash.startsWith(TOKEN)) {
     const token = decode(location.hash.slice(TOKEN.length));
@@ -330,14 +366,14 @@ async function start() {
     model = await api.model();
   } catch (problem) {
     if (problem.status === 401) signIn();
-    else showInstead(notice("The server does not answer", problem.message, button("Try again", () => location.reload())));
+    else showInstead(notice(t("noAnswer"), problem.message, button(t("tryAgain"), () => location.reload())));
     return;
   }
   useNames(model);
   offerInput(model);
   offerFilters(model, filter);
   offerOrder(model, filter);
-  show(by("summary"), h("bdi", {}, model.name), ` · ${counted(model.items.image, "image")} · ${counted(model.items.text, "caption")}`);
+  showSummary();
   document.documentElement.classList.add("ready");
   render({ focus: false });
 }
@@ -348,12 +384,13 @@ function filter(change) {
   if (write(next) !== write(state)) go(next, { focus: false });
 }
 
+translate();
 listenToFilters(filter);
-listenToItem({ go: (item) => go({ ...state, item }, { replace: true }), left: leaveItem });
+listenToItem({ go: (item) => go({ ...state, item }, { replace: true }), left: leaveItem, written: refresh });
 listenToParts((part) => go(withPart(state, part), { focus: false }));
 // The browser would scroll before there are results.
 history.scrollRestoration = "manual";
-addEventListener("scrollend", () => (list || state.model) && keepPlace());
+addEventListener("scrollend", () => (list || state.section) && keepPlace());
 
 listen({
   typed: (q, done) => {
@@ -374,17 +411,23 @@ listen({
     if (model && file.size > model.limits.upload_bytes) {
       go({ ...withoutQuery(state), upload: file }, { focus: false });
       running?.abort();
-      failed(new Problem(413, "too-large", `it has ${(file.size / 2 ** 20).toFixed(0)} MB; the limit is ${(model.limits.upload_bytes / 2 ** 20).toFixed(0)} MB.`), bodies.annotate);
+      failed(new Problem(413, "too-large", sizeMessage(file, model.limits.upload_bytes)), bodies.annotate);
       return;
     }
     go({ ...withoutQuery(state), upload: file });
   },
+  files: (files) => {
+    if (!model?.writable || model.can.image !== null) return false;
+    addFiles(files, model, showAdded);
+    return true;
+  },
+  add: (pressed) => addQuery(pressed, state.upload, model, showAdded),
   captions: () => go({ ...state, similar: false, k: STEP }, { replace: Boolean(state.upload) }),
   alike: () => go({ ...state, similar: true, compare: false, k: STEP }, { replace: Boolean(state.upload) }),
   compare: () => go({ ...state, compare: !state.compare }, { focus: false }),
   home: () => go({ ...withoutQuery(state), compare: false, ...NO_FILTER }, { focus: false }),
   results: () => (bodies[modeOf(state)]?.querySelector("a, button") ?? by("q")).focus(),
-  section: (isModel) => go({ ...state, model: isModel }),
+  section: (section) => go({ ...state, section }),
   moved: () => {
     if (location.hash.startsWith(TOKEN)) {
       start();

@@ -4,6 +4,7 @@ import { api } from "./api.js";
 import { by, day, h, plain, show } from "./dom.js";
 import { tile } from "./results.js";
 import { listing } from "./search.js";
+import { t } from "./strings.js";
 
 const PAGE = 30;
 const ROWS = 2; // above and below the window
@@ -55,7 +56,7 @@ export async function listItems(state, model, signal, changed) {
 /** What an item is grouped by: the day of a date, or the value. */
 const groupOf = (item, key) => {
   const value = item.metadata[key] ?? null;
-  return value === null ? `without ${key}` : day(value) ?? plain(value);
+  return value === null ? t("without", { key }) : day(value) ?? plain(value);
 };
 
 /** The first item of a group or of a row says which group it is in. */
@@ -161,7 +162,7 @@ function press(event) {
 /** Show a list of items; ``failed`` is called with what goes wrong later. */
 export function showCollection(place, list, state, name, failed) {
   const grid = h("ol", {
-    class: state.by ? "collection grouped" : "collection", "aria-label": name, "aria-description": "Arrow keys move between the items.",
+    class: state.by ? "collection grouped" : "collection", "aria-label": name, "aria-description": t("arrows"),
     onkeydown: press, onfocusin: (event) => { shown.current = Number(event.target.closest("li").dataset.at); },
   });
   shown = { list, state, grid, failed, tiles: new Map(), current: 0, columns: 0, timer: 0 };
@@ -172,7 +173,7 @@ export function showCollection(place, list, state, name, failed) {
 /** Offer the order of the collection: of addition, or by a metadata key. */
 export function offerOrder(model, change) {
   const field = by("order");
-  show(field, ["", ...model.keys].map((key) => h("option", { value: key, dir: "auto" }, key || "date added")));
+  show(field, ["", ...model.keys].map((key) => h("option", { value: key, dir: "auto" }, key || t("dateAdded"))));
   field.addEventListener("change", () => change(() => ({ by: field.value || null })));
   by("direction").addEventListener("click", () => change((state) => ({ rising: !state.rising })));
 }
@@ -180,8 +181,8 @@ export function offerOrder(model, change) {
 export function showOrder(state, isShown) {
   by("order-tool").hidden = !isShown;
   by("order").value = state.by ?? "";
-  const [first, last] = state.by ? ["Greatest", "Least"] : ["Newest", "Oldest"];
-  const name = `${state.rising ? last : first} first`;
+  const [first, last] = state.by ? ["greatest", "least"] : ["newest", "oldest"];
+  const name = t(state.rising ? last : first);
   by("direction").title = name;
   by("direction").setAttribute("aria-label", name);
   by("direction").textContent = state.rising ? "↑" : "↓";

@@ -1,6 +1,7 @@
 // Charts of a model: the scores over its regularisation grid, and its canonical spectrum.
 
-import { h, svg } from "./dom.js";
+import { decimal, h, number, svg } from "./dom.js";
+import { t } from "./strings.js";
 import { many } from "./words.js";
 
 // Five stops of viridis: its lightness grows evenly, so that it is readable without colour vision.
@@ -17,7 +18,7 @@ const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "
 
 function short(value, kind) {
   if (kind === "tsvd") return String(Math.round(value));
-  if (value === 0 || (Math.abs(value) >= 0.01 && Math.abs(value) < 1000)) return String(Number(value.toPrecision(1)));
+  if (value === 0 || (Math.abs(value) >= 0.01 && Math.abs(value) < 1000)) return number(Number(value.toPrecision(1)));
   const [digit, power] = value.toExponential(0).split("e");
   return `${digit}·10${[...String(Number(power))].map((sign) => RAISED[sign]).join("")}`;
 }
@@ -47,30 +48,31 @@ export function heatMap(grid, task, title) {
   const flat = scores.flat().filter((value) => value !== null);
   const [low, high] = [Math.min(...flat), Math.max(...flat)];
   const [cx, cy] = path.choice[task];
-  const symbol = { tsvd: "k", tikhonov: "γ" }[path.kind] ?? "parameter";
+  const symbol = { tsvd: "k", tikhonov: "γ" }[path.kind] ?? t("parameter");
   const [left, top, size] = [70, 8, 300];
-  const [onX, onY] = [`on ${many("image")}`, `on ${many("text")}`];
-  const [w, t] = [size / nx, size / ny];
+  const onX = (value) => t("onView", { symbol: `${symbol} ${value}`.trim(), many: many("image") });
+  const onY = (value) => t("onView", { symbol: `${symbol} ${value}`.trim(), many: many("text") });
+  const [wide, tall] = [size / nx, size / ny];
   const cells = scores.flatMap((row, i) => row.map((value, j) => svg("rect", {
-    x: left + i * w, y: top + size - (j + 1) * t, width: w, height: t, "shape-rendering": "crispEdges",
+    x: left + i * wide, y: top + size - (j + 1) * tall, width: wide, height: tall, "shape-rendering": "crispEdges",
     fill: value === null ? "none" : colour(high > low ? (value - low) / (high - low) : 1),
-  }, svg("title", {}, `${symbol} ${short(path.x[i], path.kind)} ${onX}, ${short(path.y[j], path.kind)} ${onY}: ${value === null ? "below the best, or failed" : value.toFixed(1)}`))));
-  const [mx, my] = [left + (cx + 0.5) * w, top + size - (cy + 0.5) * t];
+  }, svg("title", {}, t("gridPoint", { x: onX(short(path.x[i], path.kind)), y: onY(short(path.y[j], path.kind)), score: value === null ? t("belowBest") : decimal(value, 1) })))));
+  const [mx, my] = [left + (cx + 0.5) * wide, top + size - (cy + 0.5) * tall];
   const labels = [
-    ...ticks(path.x).map((i) => svg("text", { x: left + (i + 0.5) * w, y: top + size + 16, "text-anchor": "middle" }, short(path.x[i], path.kind))),
-    ...ticks(path.y).map((j) => svg("text", { x: left - 6, y: top + size - (j + 0.5) * t + 4, "text-anchor": "end" }, short(path.y[j], path.kind))),
-    svg("text", { x: left + size / 2, y: top + size + 34, "text-anchor": "middle", class: "axis" }, `${symbol} ${onX}`),
-    svg("text", { x: 10, y: top + size / 2, "text-anchor": "middle", class: "axis", transform: `rotate(-90 10 ${top + size / 2})` }, `${symbol} ${onY}`),
+    ...ticks(path.x).map((i) => svg("text", { x: left + (i + 0.5) * wide, y: top + size + 16, "text-anchor": "middle" }, short(path.x[i], path.kind))),
+    ...ticks(path.y).map((j) => svg("text", { x: left - 6, y: top + size - (j + 0.5) * tall + 4, "text-anchor": "end" }, short(path.y[j], path.kind))),
+    svg("text", { x: left + size / 2, y: top + size + 34, "text-anchor": "middle", class: "axis" }, onX("")),
+    svg("text", { x: 10, y: top + size / 2, "text-anchor": "middle", class: "axis", transform: `rotate(-90 10 ${top + size / 2})` }, onY("")),
   ];
   const best = scores[cx][cy];
-  const label = `${path.metric} of ${title} over a grid of ${nx} by ${ny}, from ${low.toFixed(1)} to ${high.toFixed(1)}. `
-    + `Selected: ${symbol} ${short(path.x[cx], path.kind)} ${onX} and ${short(path.y[cy], path.kind)} ${onY}, ${best.toFixed(1)}.`;
+  const shown = { metric: path.metric, title, nx, ny, low: decimal(low, 1), high: decimal(high, 1), best: decimal(best, 1) };
+  const label = t("gridLabel", { ...shown, x: onX(short(path.x[cx], path.kind)), y: onY(short(path.y[cy], path.kind)) });
   return h("figure", { class: "chart" },
     svg("svg", { viewBox: `0 0 ${left + size + 20} ${top + size + 40}`, role: "img", "aria-label": label },
       ...cells,
       svg("circle", { cx: mx, cy: my, r: 7.5, class: "ring-out" }), svg("circle", { cx: mx, cy: my, r: 7.5, class: "ring-in" }),
       ...labels),
-    h("figcaption", {}, h("strong", {}, title), ` · ${path.metric} ${low.toFixed(1)} to ${high.toFixed(1)}; the ring is the selected point, ${best.toFixed(1)}`));
+    h("figcaption", {}, h("strong", {}, title), t("gridCaption", shown)));
 }
 
 /** How many values lie in each of equal parts of a range. */
@@ -97,7 +99,7 @@ export function spectrum(curves, titles) {
   }));
   const marks = [0, 0.25, 0.5, 0.75, 1].flatMap((value) => [
     svg("line", { x1: left, x2: left + width, y1: y(value), y2: y(value), class: "gridline" }),
-    svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)),
+    svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, number(value)),
   ]);
   const rough = last / 5;
   const unit = 10 ** Math.floor(Math.log10(rough));
@@ -105,10 +107,10 @@ export function spectrum(curves, titles) {
   const numbers = [1, ...Array.from({ length: Math.floor(last / step) }, (_, i) => (i + 1) * step)]
     .filter((n, i) => i === 0 || n > 1)
     .map((n) => svg("text", { x: x(n), y: top + height + 18, "text-anchor": "middle" }, String(n)));
-  const label = tasks.map(([task, curve]) => `${task}: ${curve.number.at(-1)} components, from ${curve.correlation[0]?.toFixed(2)} to ${curve.correlation.at(-1)?.toFixed(2)}`).join("; ");
+  const label = tasks.map(([task, curve]) => t("curveLabel", { task, n: curve.number.at(-1), first: decimal(curve.correlation[0] ?? 0, 2), last: decimal(curve.correlation.at(-1) ?? 0, 2) })).join("; ");
   return h("figure", { class: "chart wide" },
-    svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 40}`, role: "img", "aria-label": `Canonical correlations. ${label}.` },
+    svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 40}`, role: "img", "aria-label": t("spectrumLabel", { curves: label }) },
       ...marks, ...lines, ...numbers,
-      svg("text", { x: left + width / 2, y: top + height + 36, "text-anchor": "middle", class: "axis" }, "component")),
+      svg("text", { x: left + width / 2, y: top + height + 36, "text-anchor": "middle", class: "axis" }, t("component"))),
     h("figcaption", {}, tasks.map(([task]) => h("span", { class: `key ${task}` }, titles[task] ?? task))));
 }

@@ -1,35 +1,37 @@
 // The same query with the parts of a fusion side by side, with the rank of its own pair in each.
 
-import { h } from "./dom.js";
+import { decimal, h, number } from "./dom.js";
 import { captions, images, ownRank, waiting } from "./results.js";
+import { t } from "./strings.js";
 import { one } from "./words.js";
 
-const OWN = { name: null, title: "All parts" };
-const UNCORRECTED = { name: "uncorrected", title: "Uncorrected", about: "All parts, without the correction." };
+const OWN = { name: null, title: t("allParts") };
+const UNCORRECTED = { name: "uncorrected", title: t("uncorrected"), about: t("uncorrectedAbout") };
 
 /** What a fusion is compared with in a mode, itself among it; none if there is nothing else. */
 export function choices(model, mode) {
   if (!model.parts[mode]) return [];
   const corrected = model.corrections[mode] !== "none";
-  const own = { ...OWN, about: corrected ? "With the correction for hubness." : "Their cosines, each times its weight." };
+  const own = { ...OWN, about: t(corrected ? "withCorrection" : "withWeights") };
   const alone = model.parts[mode].map(({ name, weight, use }) =>
-    ({ name, title: name, about: `Alone, by its cosine. Weight ${weight.toFixed(2)}; ${use}.` }));
+    ({ name, title: name, about: t("alone", { weight: decimal(weight, 2), use }) }));
   const all = [own, ...(corrected ? [UNCORRECTED] : []), ...(alone.length > 1 ? alone : [])];
   return all.length > 1 ? all : [];
 }
 
-const ordinal = (n) => {
-  const tail = n % 100 > 10 && n % 100 < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[n % 10] ?? "th";
-  return `${n}${tail}`;
-};
+const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
+const ordinals = new Intl.PluralRules("en", { type: "ordinal" });
+
+/** An English ordinal; other languages need none. */
+const ordinal = (n) => `${n}${ENDINGS[ordinals.select(n)]}`;
 
 function showRank(mode, hits, own) {
   if (!own.size) return null;
-  const word = `Its own ${one(mode === "search" ? "image" : "caption")}`;
+  const noun = one(mode === "search" ? "image" : "caption");
   const rank = ownRank(hits, own);
   return h("p", { class: rank === 1 ? "own-rank first" : "own-rank" },
     h("span", { class: "dot", "aria-hidden": "true" }),
-    rank === null ? `${word} is not among the first ${hits.length}` : `${word} comes ${ordinal(rank)}`);
+    t(rank === null ? "ownMissing" : "ownRank", { noun, ordinal: ordinal(rank), n: number(rank ?? hits.length) }));
 }
 
 /** Only all parts together have probabilities; side by side, all have scores. */
@@ -41,7 +43,7 @@ export function columns(mode, responses, state, own, model) {
     const hits = responses?.[at]?.results[0].hits;
     const isModel = name === null;
     return h("section", { class: "column", "aria-label": title, "data-weighting": name ?? model.weighting },
-      h("h3", {}, h("bdi", {}, title), isModel ? h("span", { class: "tag" }, "this model") : null),
+      h("h3", {}, h("bdi", {}, title), isModel ? h("span", { class: "tag" }, t("thisModel")) : null),
       h("p", { class: "note" }, about),
       hits ? showRank(mode, hits, own) : null,
       hits ? (mode === "search" ? images : captions)(withScores(hits), state, own, { plain: true }) : waiting(mode, 6));

@@ -4,6 +4,7 @@ import { api } from "./api.js";
 import { by, h, show } from "./dom.js";
 import { captionOf } from "./results.js";
 import { viewOf } from "./search.js";
+import { t } from "./strings.js";
 
 export const SIGNS = { plus: "+", minus: "−" };
 
@@ -20,7 +21,7 @@ function chip(part, items, remove) {
     h("span", { class: "sign" }, SIGNS[part.sign]),
     item?.media === "image" ? h("img", { src: api.thumbnail(item.id), alt: "", width: 28, height: 28 }) : null,
     h("bdi", { class: "chip-text", title: label }, label),
-    h("button", { type: "button", "aria-label": `Remove ${SIGNS[part.sign]} ${label}`, onclick: () => remove(part) }, "×"));
+    h("button", { type: "button", "aria-label": t("removePart", { sign: SIGNS[part.sign], label }), onclick: () => remove(part) }, "×"));
 }
 
 /** Show the parts of the query below it, with a field for another text. */

@@ -1,5 +1,7 @@
 // Elements without markup strings, so that texts of users and models are never parsed as HTML.
 
+import { locale, t } from "./strings.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(element, attributes, children) {
@@ -24,11 +26,15 @@ export const show = (element, ...children) => element.replaceChildren(...childre
 /** Isolate a text of unknown direction within a string, so that it does not reorder the rest. */
 export const isolated = (text) => `\u2068${text}\u2069`;
 
-export const number = (value) => new Intl.NumberFormat("en").format(value);
+export const number = (value) => new Intl.NumberFormat(locale).format(value);
 
-const PLAIN = new Intl.NumberFormat("en", { useGrouping: "min2", maximumFractionDigits: 6 });
-const DAY = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeZone: "UTC" });
-const TIME = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "short", timeZone: "UTC" });
+/** A number with as many digits behind the point. */
+export const decimal = (value, digits) =>
+  new Intl.NumberFormat(locale, { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: "min2" }).format(value);
+
+const PLAIN = new Intl.NumberFormat(locale, { useGrouping: "min2", maximumFractionDigits: 6 });
+const DAY = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeZone: "UTC" });
+const TIME = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "short", timeZone: "UTC" });
 const ISO = /^(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d))?/;
 
 /** The day of an ISO date for people; null: the value is no date. */
@@ -41,7 +47,7 @@ export function day(value) {
 export function plain(value) {
   if (Array.isArray(value)) return value.map(plain).join(", ");
   if (typeof value === "number") return PLAIN.format(value);
-  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "boolean") return t(value ? "yes" : "no");
   if (!day(value)) return typeof value === "string" ? value : JSON.stringify(value);
   const [, date, time] = ISO.exec(value);
   return time && Date.parse(`${date}T${time}Z`) ? TIME.format(Date.parse(`${date}T${time}Z`)) : day(value);

@@ -2,11 +2,19 @@
 
 import { by } from "./dom.js";
 import { grow } from "./query.js";
+import { t } from "./strings.js";
 
 const plainClick = (event) =>
   event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
 
-const fileIn = (transfer, act) => [...(transfer?.files ?? [])].find((file) => act.accepts(file));
+/** Take files: several to add them, or the first one that can be a query; return whether there is any. */
+function takeFiles(files, act) {
+  const all = [...(files ?? [])];
+  if (all.length > 1 && act.files(all)) return true;
+  const file = all.find((each) => act.accepts(each));
+  if (file) act.file(file);
+  return Boolean(file);
+}
 
 function typing(act, delay) {
   const field = by("q");
@@ -62,16 +70,12 @@ function picking(act) {
     act.input(by("input").value);
   });
   by("file").addEventListener("change", (event) => {
-    const [file] = event.target.files;
-    if (file) act.file(file);
+    const [file, ...others] = event.target.files;
+    if (file && !(others.length && act.files([file, ...others]))) act.file(file);
     event.target.value = "";
   });
   document.addEventListener("paste", (event) => {
-    const file = fileIn(event.clipboardData, act);
-    if (file) {
-      event.preventDefault();
-      act.file(file);
-    }
+    if (takeFiles(event.clipboardData?.files, act)) event.preventDefault();
   });
   let depth = 0;
   const over = (on) => document.body.classList.toggle("dragging", on);
@@ -89,8 +93,7 @@ function picking(act) {
     event.preventDefault();
     depth = 0;
     over(false);
-    const file = fileIn(event.dataTransfer, act);
-    if (file) act.file(file);
+    takeFiles(event.dataTransfer?.files, act);
   });
 }
 
@@ -104,9 +107,8 @@ function clicking(act) {
         : link.dataset.item ? () => act.item(link.dataset.item)
           : link.dataset.image ? () => act.image(link.dataset.image)
             : link.dataset.caption ? () => act.caption(link.dataset.caption)
-              : link.dataset.go ? () => act[link.dataset.go]()
-                : link.id === "to-search" ? () => act.section(false)
-                  : link.id === "to-model" ? () => act.section(true) : null;
+              : link.dataset.go ? () => act[link.dataset.go](link)
+                : link.dataset.section !== undefined ? () => act.section(link.dataset.section || null) : null;
     if (known) {
       event.preventDefault();
       known();
@@ -123,7 +125,7 @@ function theming() {
   const button = by("theme");
   const root = document.documentElement;
   const showTheme = () => {
-    const label = `Colours: ${root.dataset.theme ?? "automatic"}`;
+    const label = t("colours", { theme: t(root.dataset.theme ?? "automatic") });
     button.setAttribute("aria-label", label);
     button.title = label;
   };

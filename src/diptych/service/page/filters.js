@@ -3,6 +3,7 @@
 import { histogram } from "./charts.js";
 import { by, h, percent, show } from "./dom.js";
 import { hasProbabilities } from "./search.js";
+import { pieces, t } from "./strings.js";
 
 const MENU = 12;
 const LEAST = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9];
@@ -23,7 +24,7 @@ function select(id, label, options, choose) {
 
 /** More values than a menu holds: typed, with suggestions. */
 function search(id, label, values, choose) {
-  const field = h("input", { id, list: `${id}-values`, type: "search", dir: "auto", placeholder: "all", autocomplete: "off", onchange: () => choose(field.value.trim()) });
+  const field = h("input", { id, list: `${id}-values`, type: "search", dir: "auto", placeholder: t("all"), autocomplete: "off", onchange: () => choose(field.value.trim()) });
   return h("span", { class: "filter" }, h("label", { for: id, dir: "auto" }, label), field,
     h("datalist", { id: `${id}-values` }, values.map((value) => h("option", { value: String(value) }))));
 }
@@ -37,7 +38,7 @@ function range(name, limits, counts, change) {
     return input;
   };
   return h("fieldset", { class: "range" }, h("legend", { dir: "auto" }, name), histogram(counts),
-    field("from", "from", limits[0]), h("span", { "aria-hidden": "true" }, "–"), field("to", "to", limits[1]));
+    field("from", t("from"), limits[0]), h("span", { "aria-hidden": "true" }, "–"), field("to", t("to"), limits[1]));
 }
 
 /** A condition that this model's metadata may meet, as an example. */
@@ -55,16 +56,16 @@ export function offerFilters(model, change) {
     Object.entries(model.facets).map(([key, values], at) => {
       const choose = (value) => set("where", key, value);
       const made = values.length > MENU ? search(`filter-${at}`, key, values, choose)
-        : select(`filter-${at}`, key, [["", "all"], ...values.map((value) => [String(value), String(value)])], choose);
+        : select(`filter-${at}`, key, [["", t("all")], ...values.map((value) => [String(value), String(value)])], choose);
       controls.where.set(key, made.querySelector("select, input"));
       return made;
     }),
-    select("least", "probability", [["", "any"], ...LEAST.map((value) => [String(value), `≥ ${percent(value)}`])],
+    select("least", t("probability"), [["", t("any")], ...LEAST.map((value) => [String(value), `≥ ${percent(value)}`])],
       (value) => change(() => ({ least: Number(value) || null }))));
   show(by("ranges"), Object.entries(model.ranges).map(([key, limits]) => range(key, limits, model.histograms[key], set)));
   by("open-filter").hidden = !model.keys.length;
   by("filter").placeholder = example(model);
-  show(by("filter-hint"), "Keys of the metadata: ", model.keys.flatMap((key, at) => [at ? ", " : "", h("bdi", {}, key)]));
+  show(by("filter-hint"), pieces("keys", { keys: model.keys.flatMap((key, at) => [at ? ", " : "", h("bdi", {}, key)]) }).flat());
 }
 
 export function listenToFilters(change) {

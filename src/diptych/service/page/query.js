@@ -4,8 +4,9 @@ import { by, h, show } from "./dom.js";
 import { exampleTexts } from "./notices.js";
 import { captionOf, frame, player, showItem } from "./results.js";
 import { viewOf } from "./search.js";
+import { pieces, t } from "./strings.js";
 import { toCaption, toImage, write } from "./url.js";
-import { capitalise, many, name, one, withArticle } from "./words.js";
+import { capitalise, many, name, nounOf, one } from "./words.js";
 
 let previewed = { file: null, url: "" };
 
@@ -30,18 +31,21 @@ function showUpload(file) {
 }
 
 function queryImage(state, model, item) {
-  const label = state.upload ? state.upload.name || `pasted ${one("image")}` : state.image ?? "";
+  const title = state.upload ? state.upload.name || t("pasted", { noun: one("image") }) : state.image ?? "";
   const whole = state.upload ? showUpload(state.upload)
     : item ? showItem(item, { lazy: false, whole: true }) : frame({ text: state.input });
-  const choice = (isSimilar, label) => h("button", {
+  const choice = (isSimilar, name) => h("button", {
     type: "button", class: "switch", "data-go": isSimilar ? "alike" : "captions", "aria-pressed": String(state.similar === isSimilar),
-  }, label);
-  const choices = model.items.text > 0 && !state.input ? h("p", { class: "choices" },
-    choice(false, `${capitalise(many("caption"))} for it`), choice(true, `${capitalise(many("image"))} like it`)) : null;
-  return h("figure", { class: "chosen" }, whole, choices,
+  }, name);
+  const label = (key, kind) => t(key, { Many: capitalise(many(kind)), many: many(kind) });
+  const choices = [
+    ...(model.items.text > 0 && !state.input ? [choice(false, label("pairsFor", "caption")), choice(true, label("alike", "image"))] : []),
+    ...(state.upload && model.writable ? [h("button", { type: "button", class: "switch", "data-go": "add" }, t("addToLibrary"))] : []),
+  ];
+  return h("figure", { class: "chosen" }, whole, choices.length ? h("p", { class: "choices" }, choices) : null,
     h("figcaption", {}, state.similar && item ? h("span", { class: "chosen-text", dir: "auto" }, captionOf(item)) : null,
-      h("span", { dir: "auto" }, label),
-      state.upload ? h("span", {}, "This file is not part of the address; it is lost when you leave the page.") : null));
+      h("span", { dir: "auto" }, title),
+      state.upload ? h("span", {}, t("fileIsLost")) : null));
 }
 
 /** Offer what the encoder of the first view takes: a file, or a text; or say why it takes nothing. */
@@ -53,13 +57,14 @@ export function offerInput(model) {
   if (model.can.image !== null) {
     text.textContent = model.can.image;
   } else if (model.inputs === "texts") {
-    const label = `Enter ${withArticle(one("image"))}`;
+    const label = t("enter", nounOf(one("image")));
     text.replaceWith(h("form", { id: "input-form" },
       h("input", { id: "input", type: "text", dir: "auto", placeholder: label, "aria-label": label, autocomplete: "off", spellcheck: "false", enterkeyhint: "search" }),
-      h("button", { type: "submit", class: "button" }, "Search")));
+      h("button", { type: "submit", class: "button" }, t("search"))));
   } else {
-    const what = isImage ? "Drop or paste an image" : `Drop ${withArticle(name("image"))} file`;
-    show(text, `${what}, or `, h("button", { type: "button", id: "choose", class: "link-button" }, "choose one"));
+    const choose = h("button", { type: "button", id: "choose", class: "link-button" }, t("choose"));
+    show(text, pieces(isImage ? "dropImage" : "dropFile", { ...nounOf(name("image")), choose }), model.writable ? t("several") : null);
+    by("file").multiple = model.writable;
     by("file").accept = isImage ? "image/*" : model.uploads.join(",");
   }
 }
@@ -72,9 +77,9 @@ function ownPairs(item, state) {
   const links = item.view === "image"
     ? h("ul", { class: "examples" }, pairs.map(({ id, text }) =>
       h("li", {}, h("a", { href: write(toCaption(state, id)), "data-caption": id, dir: "auto" }, text ?? id))))
-    : h("a", { href: write(toImage(state, item.image)), "data-image": item.image, "aria-label": `Its own ${kind}` },
+    : h("a", { href: write(toImage(state, item.image)), "data-image": item.image, "aria-label": t("ownOf", { noun: kind }) },
       frame({ id: item.image, media: item.thumbnail ? "image" : null }));
-  return h("div", { class: "begin aside" }, h("h3", {}, `Its own ${kind}`), links);
+  return h("div", { class: "begin aside" }, h("h3", {}, t("ownOf", { noun: kind })), links);
 }
 
 /** Show the query; a stored item is known only once the server has answered. */
@@ -89,8 +94,8 @@ export function showQuery(state, mode, model, item, restored = false) {
   field.disabled = model.can.text !== null;
   grow(field);
   by("text-note").textContent = model.can.text !== null ? model.can.text
-    : view === "text" && state.similar ? `A stored ${one("caption")}; others like it are below.`
-      : view === "text" && item?.image ? `A stored ${one("caption")}; its own ${one("image")} is marked.` : "";
+    : view === "text" && state.similar ? t("storedLike", { noun: one("caption") })
+      : view === "text" && item?.image ? t("storedOwn", { noun: one("caption"), other: one("image") }) : "";
   show(by("images-query"), view === "image" && (state.upload || state.input || item) ? queryImage(state, model, item) : null);
   if (mode === "annotate") show(by("images-body"), state.similar && item ? ownPairs(item, state) : null);
   if (mode === "search") {

@@ -2,8 +2,9 @@
 
 import { api } from "./api.js";
 import { toCaption, toSimilar, write } from "./url.js";
-import { h, isolated, percent } from "./dom.js";
+import { decimal, h, isolated, percent } from "./dom.js";
 import { learnButton } from "./learn.js";
+import { t } from "./strings.js";
 
 const isKnown = (hit) => typeof hit.probability === "number";
 
@@ -19,22 +20,22 @@ function shares(hits) {
 function score(hit, share) {
   const fill = h("i");
   fill.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
-  const value = hit.score === null ? "–" : hit.score.toFixed(3);
-  return h("span", { class: "score", title: isKnown(hit) ? `Score ${value}` : null },
+  const value = hit.score === null ? "–" : decimal(hit.score, 3);
+  return h("span", { class: "score", title: isKnown(hit) ? t("score", { value }) : null },
     h("span", { class: "bar", "aria-hidden": "true" }, fill),
-    h("span", { class: "num" }, h("span", { class: "visually-hidden" }, isKnown(hit) ? "probability " : "score "),
+    h("span", { class: "num" }, h("span", { class: "visually-hidden" }, `${t(isKnown(hit) ? "probability" : "scoreOf")} `),
       isKnown(hit) ? percent(hit.probability) : value));
 }
 
-/** Search for more like a hit, or where it ``learns``, confirm it; where it ``composes``, add or subtract it. */
+/** Search for more like a hit, or with what it ``learns``, confirm it; where it ``composes``, add or subtract it. */
 export function actions(hit, state, label, { learns = false, composes = true } = {}) {
   const part = (sign, shown, name) => h("button", {
-    type: "button", "data-sign": sign, "data-id": hit.id, title: name, "aria-label": `${name}: ${isolated(label)}`,
+    type: "button", "data-sign": sign, "data-id": hit.id, title: name, "aria-label": t("labelled", { name, label: isolated(label) }),
   }, shown);
   return h("p", { class: "hit-actions" },
-    h("a", { href: write(toSimilar(state, hit)), "data-similar": hit.id, "data-view": hit.view, "aria-label": `More like this: ${isolated(label)}` }, "More like this"),
-    learns ? learnButton(hit, state.q.trim(), label) : null,
-    composes ? [part("plus", "+", "Add to the query"), part("minus", "−", "Subtract from the query")] : null);
+    h("a", { href: write(toSimilar(state, hit)), "data-similar": hit.id, "data-view": hit.view, "aria-label": t("labelled", { name: t("moreLikeThis"), label: isolated(label) }) }, t("moreLikeThis")),
+    learns ? learnButton(hit, state.q.trim(), label, learns) : null,
+    composes ? [part("plus", "+", t("addToQuery")), part("minus", "−", t("subtractFromQuery"))] : null);
 }
 
 const ownMark = (label) =>
@@ -67,12 +68,12 @@ export const isPlayed = (item) => item.media === "audio" || item.media === "vide
 export function player(media, src, label, preload = "none") {
   const played = h(media, { class: "player", controls: true, preload, src, "aria-label": label });
   played.addEventListener("error", () =>
-    played.replaceWith(h("p", { class: "note unplayable" }, `This ${media} file cannot be played here.`)));
+    played.replaceWith(h("p", { class: "note unplayable" }, t("unplayable", { media }))));
   return played;
 }
 
 const download = (item) => (item.media === "file" && item.file_url
-  ? h("a", { class: "download", href: api.file(item.id), download: item.file_name }, `Download ${item.file_name}`) : null);
+  ? h("a", { class: "download", href: api.file(item.id), download: item.file_name }, t("downloadFile", { file: item.file_name })) : null);
 
 /** An item of the first view outside of any link: a player, or as ``frame`` shows it. */
 export const showItem = (item, options) => (isPlayed(item) ? player(item.media, api.file(item.id), item.file_name, "metadata")
@@ -83,14 +84,15 @@ export const tile = (item, state, { lazy = false, image = h("span", { class: "ti
   h("a", { class: "tile", href: write({ ...state, item: item.id }), "data-item": item.id }, image,
     h("span", { class: "tile-caption", dir: "auto" }, captionOf(item) || item.id), beside);
 
-/** Hits as a list; ``from``: leave out those before; ``plain``: without actions; ``learns``: they can be confirmed. */
+/** Hits as a list; ``from``: leave out those before; ``plain``: without actions; ``learns``: what comes of it
+ * if they are confirmed, where they can be. */
 export function images(hits, state, own, { from = 0, plain = false, learns = false } = {}) {
   const bars = shares(hits);
   const wide = hits.some(isPlayed);
   return h("ol", { class: wide ? "grid players" : "grid" }, hits.slice(from).map((hit, at) => {
     const place = from + at;
     const caption = captionOf(hit);
-    const mine = own.has(hit.id) ? ownMark("its own") : null;
+    const mine = own.has(hit.id) ? ownMark(t("own")) : null;
     // A player has buttons of its own, which a link must not contain.
     const played = isPlayed(hit);
     const markBelow = ownText(hit) ? mine : null;
@@ -114,7 +116,7 @@ export function captions(hits, state, own, { from = 0, plain = false } = {}) {
       h("a", { class: "line", href: write(toCaption(state, hit.id)), "data-caption": hit.id },
         hit.thumbnail ? h("img", { src: hit.thumbnail, alt: "", loading: "lazy", width: 56, height: 56 })
           : seen && h("span", { class: "blank", "aria-hidden": "true" }),
-        h("span", { class: "line-text" }, h("bdi", {}, hit.text ?? hit.id), mine ? ownMark("its own") : null),
+        h("span", { class: "line-text" }, h("bdi", {}, hit.text ?? hit.id), mine ? ownMark(t("own")) : null),
         score(hit, bars[from + at])),
       plain ? null : actions(hit, state, hit.text ?? hit.id));
   }));

@@ -2,6 +2,9 @@
 
 export const STEP = 12;
 
+/** What the page shows in place of a search. */
+export const SECTIONS = ["pairs", "model"];
+
 /** Filters by metadata: a value, the least, and the most, of each key. */
 const FILTERS = ["where", "from", "to"];
 
@@ -22,7 +25,7 @@ export function read(location) {
   });
   const [caption, image] = [query.get("caption"), query.get("image")];
   return {
-    model: location.hash === "#model",
+    section: SECTIONS.find((name) => location.hash === `#${name}`) ?? null,
     q: query.get("q") ?? "",
     caption,
     image,
@@ -59,11 +62,11 @@ export function write(state) {
   if (state.rising) query.set("rising", "1");
   if (state.item) query.set("item", state.item);
   const search = query.toString();
-  return `./${search ? `?${search}` : ""}${state.model ? "#model" : ""}`;
+  return `./${search ? `?${search}` : ""}${state.section ? `#${state.section}` : ""}`;
 }
 
 export const withoutQuery = (state) => ({
-  ...state, model: false, item: null, q: "", caption: null, image: null, input: "", upload: null, similar: false, parts: [], k: STEP,
+  ...state, section: null, item: null, q: "", caption: null, image: null, input: "", upload: null, similar: false, parts: [], k: STEP,
 });
 
 export const toImage = (state, id) => ({ ...withoutQuery(state), image: id });
