@@ -354,9 +354,7 @@ def test_covariates_are_needed_and_refused_as_in_the_fit():
         AWCCA().fit(x, y, covariates=(z, z, z))
     with pytest.raises(InputError, match="neither those of X nor those of Y"):
         AWCCA().fit(x, y, covariates=(None, None))
-    with pytest.raises(
-        InputError, match="with covariates.*; give them"
-    ):
+    with pytest.raises(InputError, match="with covariates.*; give them"):
         draw_variates(both, x, y)
     for name, what in (
         ("search", lambda: both.projector()),
