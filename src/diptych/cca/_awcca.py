@@ -556,6 +556,7 @@ class AWCCA(BaseEstimator):  # type: ignore[misc]
             name = "search" if task is None else check_task(task)
             return self._score_prediction(X, y, pairing, name, covariates)
         chosen = selection_metric(self.metric if metric is None else metric)
+        pairing = pair_rows(X, second_view(y), pairing)  # once, because it may warn
         values = []
         for name in TASKS if task is None else (check_task(task),):
             if chosen is CORRELATION:
