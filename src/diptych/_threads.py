@@ -244,7 +244,7 @@ def _set_at_work() -> None:
 
 
 @contextmanager
-def alone_on_thread() -> Iterator[None]:
+def run_alone() -> Iterator[None]:
     """Run a block on this thread and one of BLAS, because other threads of a pool have the other cores."""
     with one_blas_thread():
         _set_at_work()

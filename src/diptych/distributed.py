@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from diptych._checks import InputError, check_count, import_package
 from diptych._progress import progress_bar
-from diptych._threads import alone_on_thread
+from diptych._threads import run_alone
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -286,11 +286,11 @@ def run_task(function: Callable[[Any], Any], item: bytes, shared: Any = None) ->
     value = unpickle(item)
     if shared is not None:
         value = replace(value, shared=shared)
-    with alone_on_thread():
+    with run_alone():
         return TaskResult(function(value))
 
 
 def merge_results(function: Callable[[Any, Any], Any], results: Sequence[TaskResult]) -> TaskResult:
     """Merge neighbouring results from left to right. Runs on a worker."""
-    with alone_on_thread():
+    with run_alone():
         return TaskResult(functools.reduce(function, (result.value for result in results)))

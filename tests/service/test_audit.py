@@ -42,7 +42,6 @@ def test_stored_pairs_are_audited_as_pairs_are(exchanged):
     np.testing.assert_allclose(audit.wrong, expected.wrong, atol=1e-4)
     lowest = [pair.text_id for pair in audit][:3]
     assert set(lowest) == {"5#0", "25#0", "45#0"}
-    assert [pair.text_id for pair in audit] == [pair.text_id for pair in expected]
 
 
 def test_the_lowest_pairs_are_listed_page_by_page(make_client, exchanged):
@@ -51,7 +50,8 @@ def test_the_lowest_pairs_are_listed_page_by_page(make_client, exchanged):
     while more:
         page = client.get("/v1/audit", params={"offset": len(listed), "limit": 150}).json()
         listed, more = listed + page["pairs"], page["more"]
-    assert [pair["caption"]["id"] for pair in listed] == [pair.text_id for pair in audit]
+    # Nearly equal scores may change places: the server may use another number of threads.
+    assert {pair["caption"]["id"] for pair in listed} == {pair.text_id for pair in audit}
     assert all(pair["caption"]["image"] == pair["image"]["id"] for pair in listed)
     assert [pair["score"] for pair in listed] == pytest.approx([pair.score for pair in audit], rel=1e-5)
     assert [pair["flagged"] for pair in listed] == [pair.flagged for pair in audit]
@@ -95,6 +95,12 @@ def test_what_changes_is_audited_again_and_the_last_audit_shown_meanwhile(
     wait_until(lambda: not client.get("/v1/audit").json()["outdated"])
     assert client.get("/v1/audit").json()["total"] == 399
     assert len(runs) == 2
+
+
+def test_a_library_too_large_for_a_clients_request_is_not_audited(make_client, exchanged):
+    client = make_client(exchanged[0], audit_captions=399)
+    assert "at most 399 captions, and this library has 400" in detail(client.get("/v1/audit"), 422)
+    assert make_client(exchanged[0], audit_captions=400).get("/v1/audit").status_code == 200
 
 
 def test_an_audit_that_is_not_possible_says_why(make_client, rng):

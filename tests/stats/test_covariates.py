@@ -321,7 +321,8 @@ def test_the_same_for_both_is_one_array_and_a_test_says_what_it_did():
     x, y, z = confounded(15, 60, (4, 3), 2, 2.0)
     options = {"n_permutations": 19, "n_components": 2}
     both = permutation_test((1, 1), x, y, covariates=(z, z.copy()), **options)
-    np.testing.assert_array_equal(both.null, permutation_test((1, 1), x, y, covariates=z, **options).null)
+    single = permutation_test((1, 1), x, y, covariates=z, **options)
+    np.testing.assert_allclose(both.null, single.null, rtol=1e-10)
     assert both.n_covariates == (2, 2)
     assert "alone" not in both.describe()
     part = permutation_test((1, 1), x, y, covariates=(None, z), **options)

@@ -56,6 +56,8 @@ class Limits:
         Processes that decode images, and the time for one image.
     thumbnail_bytes, file_bytes
         Memory for cached thumbnails, and size of an audio, video or other file that is sent as it is.
+    audit_captions
+        Captions of a library that is audited at a client's request, which takes minutes and much memory.
 
     Examples
     --------
@@ -79,6 +81,7 @@ class Limits:
     body_seconds: float = 30.0
     text_characters: int = 2000
     file_bytes: int = 2**30
+    audit_captions: int = 100_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -153,6 +153,12 @@ class Service:
         """
         model = self.model
         query.check_limits(self.limits)
+        captions = await self.look_up(model.retriever.store.count, "text")
+        if captions > (most := self.limits.audit_captions):
+            raise InputError(
+                f"this server audits at most {most:,} captions, and this library has {captions:,}; call "
+                "Retriever.audit() instead."
+            )
         state = await self.look_up(model.item_state)
         if not self._audits or (self._audits[-1][0] != state and self._audits[-1][1].done()):
             audit = run_in_background(model.audit, self.threads)
